@@ -168,7 +168,7 @@ def _has_log(words: Sequence[str]) -> bool:
 
 
 def _length(folder: Path) -> str:
-    """Return the median step of a run.
+    """Return the mean step of a run.
 
     Raises:
         InputError: too few of its steps have a time.
@@ -177,7 +177,7 @@ def _length(folder: Path) -> str:
     from ppprof.cli.runs import open_run
 
     time = time_of_several(str(folder), run_time(open_run(str(folder)).step_times))
-    return format_time(round(time.median_ns))
+    return format_time(round(time.mean_ns))
 
 
 def _round(lengths: Mapping[str, str]) -> str:

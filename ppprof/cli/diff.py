@@ -310,8 +310,10 @@ def _run_several(args: argparse.Namespace) -> int:
         for read in run_times(tables)
     ]
     times = [list(side.values()) for side in sides]
-    change = runs_change(*([time.median_ns for time in side] for side in times))
-    quiet = runs_change(*([time.quiet_ns for time in side] for side in times))
+    change, median, quiet = (
+        runs_change(*([getattr(time, value) for time in side] for side in times))
+        for value in ("mean_ns", "median_ns", "quiet_ns")
+    )
     outcomes = [runs_outcome(limit, times[0], times[1]) for limit in args.fail_if]
     waits = wait_difference(times[0], times[1])
     if args.format == "json":
@@ -319,6 +321,7 @@ def _run_several(args: argparse.Namespace) -> int:
             {
                 "schema_version": SCHEMA_VERSION,
                 "change": {**asdict(change), "verdict": change.verdict},
+                "median_step": {**asdict(median), "verdict": median.verdict},
                 "quiet_steps": {**asdict(quiet), "verdict": quiet.verdict},
                 "wait_difference": waits or None,
                 "runs": [
@@ -331,7 +334,7 @@ def _run_several(args: argparse.Namespace) -> int:
         )
         text += "\n"
     else:
-        text = several_runs_text(sides[0], sides[1], change, quiet, waits)
+        text = several_runs_text(sides[0], sides[1], (change, median, quiet), waits)
         text = f"```\n{text}```\n" if args.format == "md" else text
     show(args, [text])
     for outcome in outcomes:

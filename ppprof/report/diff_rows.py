@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff, work_change
-from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.gate import Outcome, rate_changes
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.choices import DIFF_VIEWS
 
@@ -28,7 +28,7 @@ MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 """Metrics of the overview of which an increase is an improvement."""
 
 _OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
-"""The metrics of the overview that change as the step time does."""
+"""The metrics of the overview that change as the step time does, but for rates of other batches."""
 
 SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
@@ -82,14 +82,18 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
     for view, kind in KINDS.items():
         if view in selection.views:
             key = sort_key(diff, view, selection)
-            tables[view] = _changed_rows(diff.by_name(kind, key), key, selection)
+            rows = diff.by_name(kind, key)
+            tables[view] = _changed_rows(rows, key, selection, diff.sure_from)
     if "module" in selection.views:
-        tables["module"] = _changed_branches(diff.modules, selection)
+        tables["module"] = _changed_branches(diff.modules, selection, diff.sure_from)
     return tables
 
 
 def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
     """Return whether the change of a metric in the overview is significant; False if unknown."""
+    for rate in rate_changes(diff):
+        if rate.metric == metric:
+            return rate.verdict in ("higher", "lower")
     if metric in _OF_STEP_TIME:
         return diff.change.verdict in ("faster", "slower")
     noise = diff.noise_of(metric)
@@ -136,26 +140,37 @@ def _changed(table: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
     return changed
 
 
-def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.DataFrame:
+def _has_other_calls(sure_from: float) -> pl.Expr:
+    """Return whether the number of calls changed, by more than where a window cuts a period of calls."""
+    delta = pl.col("delta_calls").abs()
+    return (delta > 0) & (delta >= sure_from * pl.col("noise_calls")).fill_null(value=True)
+
+
+def _changed_rows(
+    table: pl.DataFrame, key: str, selection: RowSelection, sure_from: float
+) -> pl.DataFrame:
     delta = pl.col(f"delta_{key}").abs()
     changed = _changed(table, selection)
     if not selection.include_noise:
-        # A changed number of calls is shown whatever the noise; so is a change of unknown noise, but of
+        # A changed number of calls is shown whatever the noise of the time; so is a change of unknown noise, but of
         # samples: in one step, they are chance.
         is_sampled = "delta_calls" not in table.columns
         shown = pl.col("is_clear").fill_null(not is_sampled)
-        changed = changed.filter(shown if is_sampled else shown | (pl.col("delta_calls") != 0))
+        changed = changed.filter(shown if is_sampled else shown | _has_other_calls(sure_from))
     if selection.min_delta_ns and key != "calls":
         changed = changed.filter((delta >= selection.min_delta_ns) | (pl.col("status") != "both"))
     return changed
 
 
-def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
+def _changed_branches(
+    modules: pl.DataFrame, selection: RowSelection, sure_from: float
+) -> pl.DataFrame:
     """Return the selected modules whose own time changed, and the modules that contain them, in pre-order."""
     delta = pl.col("delta_self_ns").abs()
     is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
     if not selection.include_noise:
-        is_chosen &= pl.col("is_clear").fill_null(True) | (pl.col("status") != "both")
+        is_in_one = (pl.col("status") != "both") & _has_other_calls(sure_from)
+        is_chosen &= pl.col("is_clear").fill_null(True) | is_in_one
     if selection.pattern:
         is_chosen &= pl.col("name").str.contains(selection.pattern)
     chosen = modules.select(is_chosen.fill_null(False)).to_series().to_list()
@@ -201,8 +216,10 @@ def diff_document(
             "experiment_steps": change.experiment_steps,
             "is_separated": change.is_separated,
             "needed_steps": change.deciding_steps,
+            "growth_ns": list(change.growth_ns),
             "steps_are": [words for _, words in diff.samples],
         },
+        "rates": [rate._asdict() for rate in rate_changes(diff)],
         "comparability": {
             "score": comparability.score,
             "shares": dict(comparability.shares),

@@ -53,12 +53,14 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def diff_markdown(
     diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
 ) -> str:
-    """Return a comparison in Markdown: verdict, outcomes, differences of the runs, tables."""
-    from ppprof.report.text.diff import diff_blocks
+    """Return a comparison in Markdown: verdict, outcomes, other sentences, differences of the runs, tables."""
+    from ppprof.report.text.diff import diff_blocks, sentences
 
-    lines = [f"**Step time: {diff.change}**"]
-    lines += [""] if outcomes or diff.comparability.differences else []
+    verdict, *others = sentences(diff)
+    lines = [f"**{verdict}**"]
+    lines += [""] if outcomes or others or diff.comparability.differences else []
     lines += [f"- {outcome}" for outcome in outcomes]
+    lines += [f"- {_cell(sentence)}" for sentence in others]
     lines += [f"- {difference}" for difference in diff.comparability.differences]
     for block in diff_blocks(diff, selection, options):
         lines += ["", block if isinstance(block, str) else _text_table(block)]

@@ -35,6 +35,9 @@ Steps = Union[StepRange, str, int, None]
 _MOST_PARTS = 16
 """Most tables of one kind that are kept before they are summed; each comes from one window."""
 
+_LINES = {"name": pl.String, "step": pl.Int64, "rank": pl.Int64, "time_ns": pl.Int64}
+"""Columns of `RunCosts.lines`; those that are not summed come first, as in `_summed`."""
+
 _STEPS_OF_A_WINDOW = 2**32
 
 _NO_STEP = -1
@@ -239,7 +242,7 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
     for result in results:
         rank, window = result.recording.rank, result.recording.window
         windows.append((rank, window, result.value.breakdown, result.value.calls))
-        sums.add(result.value, run.stages.get(rank), window, side.steps)
+        sums.add(result.value, run.stages.get(rank), rank, window, side.steps)
     times = _step_times(side)
     steps = _steps(steps_on_one_clock(run, windows) if windows else None)
     if side.steps is not None:
@@ -305,6 +308,7 @@ class _Sums:
                 kind: [pl.DataFrame(schema={"window": pl.Int64, **schema})]
                 for kind, schema in BY_NAME.items()
             },
+            "lines": [pl.DataFrame(schema={"window": pl.Int64, **_LINES})],
             "modules": [pl.DataFrame(schema=modules)],
             "unattributed_modules": [pl.DataFrame(schema=modules)],
         }
@@ -313,11 +317,17 @@ class _Sums:
         self._has_forward_links = False
 
     def add(
-        self, window_costs: Costs, stage: int | None, window: int, steps: StepRange | None
+        self,
+        window_costs: Costs,
+        stage: int | None,
+        rank: int,
+        window: int,
+        steps: StepRange | None,
     ) -> None:
         """Add the costs of one window, whose rank is in a pipeline stage, to the sums of the run."""
         parts = {
             **{kind: getattr(window_costs, kind) for kind in BY_NAME},
+            "lines": window_costs.lines.with_columns(rank=pl.lit(rank, pl.Int64)).select(*_LINES),
             "modules": _module_calls(window_costs.modules, stage),
             "unattributed_modules": _module_calls(window_costs.unattributed_modules, stage),
         }
@@ -374,7 +384,7 @@ def _module_calls(modules: pl.DataFrame, stage: int | None) -> pl.DataFrame:
 
 
 def _summed(table: pl.DataFrame) -> pl.DataFrame:
-    keys = ("window", "stage", "path", "name", "step")
+    keys = ("window", "stage", "path", "name", "step", "rank")
     present = [key for key in keys if key in table.columns]
     return table.group_by(present, maintain_order=True).agg(pl.exclude(present).sum())
 

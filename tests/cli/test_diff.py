@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,7 +170,10 @@ def test_data_for_scripts(traces, cli):
 
 def test_a_comment_for_a_pull_request(traces, cli, tmp_path):
     out, err = cli("diff", *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
-    assert out.startswith("**Step time: slower: +9.5%")
+    head = cli("diff", *traces).out.split("\n\n")[1].split("\n")
+    assert head[0].endswith("; 6 steps (recorded) against 6 steps (recorded)")
+    assert out.startswith(f"**{head[0]}**\n\n- failed: ")
+    assert [line for line in out.split("\n") if line.startswith("- Alike")] == [f"- {head[1]}"]
     assert "- failed: step_time > 5%: +9.5%" in out
     assert "| `matmul` " in out
     assert err.startswith("failed: step_time > 5%: +9.5%, 95% interval")
@@ -276,6 +280,47 @@ def test_several_runs_of_either_side(several, cli):
     assert [limit["status"] for limit in document["thresholds"]] == ["pass"]
 
 
+def test_what_only_each_fifth_step_does_fails_a_limit(tmp_path, cli):
+    """An evaluation of twice a step in each fifth step: 40% of the mean, nothing of the median."""
+    runs = []
+    for number in range(6):
+        lines = step_lines(1e8 + 1e5 * number)
+        for line in lines:
+            line["batch_cost_ns"] += 200_000_000 * (number > 2 and line["step"] % 5 == 0)
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    out, err = cli("diff", "--fail-if", "step_time > 5%", *runs[:3], "--", *runs[3:], code=1)
+    assert "Step time: slower: +40." in out
+    assert re.search(r"Median step: .*: \+0\.\d%", out)
+    assert "failed: step_time > 5%: +40." in err
+
+
+def test_runs_of_other_lengths_are_compared_by_the_steps_that_all_have(tmp_path, cli):
+    """Steps grow with their number: of all steps, the longer runs would be slower. Of 15, 1 is left out, of 60, 10."""
+    runs = []
+    for number, steps in enumerate((15, 16, 60, 60)):
+        lines = step_lines(1e8 + 1e5 * number, steps=steps, noise=0)
+        for line in lines:
+            line["batch_cost_ns"] += 10_000_000 * line["step"]
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    out, _ = cli("diff", *runs[:2], "--", *runs[2:])
+    assert re.search(r"Step time: .*: \+0\.1%", out)
+    assert "Note: compared are the 14 steps that all runs have; one has 45 other steps.\n" in out
+    document = json.loads(cli("diff", "--format", "json", *runs[:2], "--", *runs[2:]).out)
+    assert [row["num_steps"] for row in document["runs"]] == [14] * 4
+    assert [row["num_left_out"] for row in document["runs"]] == [0, 1, 45, 45]
+
+
+def test_runs_without_common_steps_are_not_compared(tmp_path, cli):
+    runs = []
+    for number in range(4):
+        lines = step_lines(1e8)
+        for line in lines:
+            line["window"] = 0 if (line["step"] < 20) == (number < 2) else None
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    err = cli("diff", *runs[:2], "--", *runs[2:], code=3).err
+    assert "the runs have 0 steps outside windows in common; expected at least 5" in err
+
+
 def test_one_run_against_several_is_inconclusive(several, cli):
     line = ("diff", "--fail-if", "step_time > 5%", several["base"][0], "--", *several["slow"])
     out, err = cli(*line)
@@ -311,10 +356,13 @@ def test_a_run_that_died_early_is_no_run(several, tmp_path, cli):
 def test_an_unknown_wait_that_is_left_in_is_said(several, tmp_path, cli):
     known = [{**line, "processor_wait_ns": 0} for line in step_lines(99e6)]
     one, *others = [run(tmp_path / str(number), (), step_lines=[known]) for number in range(3)]
-    left_in = "Median, quiet: with the wait for a processor, which is unknown in at least one run."
+    left_in = (
+        "Mean, median, quiet: with the wait for a processor, which is unknown in at least one run."
+    )
     assert left_in in cli("diff", *several["base"], "--", one, *others).out
     assert (
-        "Median, quiet: without the wait for a processor. " in cli("diff", one, "--", *others).out
+        "Mean, median, quiet: without the wait for a processor. "
+        in cli("diff", one, "--", *others).out
     )
 
 

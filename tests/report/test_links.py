@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from importlib.resources import files
+from unittest.mock import Mock
 
 import pytest
 
+from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.html.blocks import Words, change
 from ppprof.report.html.change import verdict_text
@@ -108,6 +110,15 @@ def test_a_verdict_without_an_interval_has_its_reason_in_both_languages():
     assert diff is not None
     assert "3 steps are too few: 5 of either run give an interval" in verdict_text(diff, words())
     assert "3 步太少" in verdict_text(diff, words("zh"))
+
+
+def test_a_verdict_names_steps_that_grow_in_both_languages():
+    diff = Mock(change=Change(0.1, 0.08, 0.12, 40, 40, 0.01, growth_ns=(7.5e6, None)))
+    assert verdict_text(diff, words()) == (
+        "slower, +10.0% (95% interval +8.0% to +12.0%); at equal step numbers: the steps of the baseline "
+        "change by +7.5 ms a step"
+    )
+    assert verdict_text(diff, words("zh")).endswith("基线：步时间每步变化 +7.5 ms")
 
 
 def test_chinese_is_set_with_spaces():

@@ -140,6 +140,7 @@ _MODULES_SCHEMA: dict[str, Any] = {
     "delta_ratio": pl.Float64,
     "noise_time_ns": pl.Float64,
     "noise_self_ns": pl.Float64,
+    "noise_calls": pl.Float64,
     "is_clear": pl.Boolean,
     "baseline_until_ns": pl.Float64,
     "experiment_until_ns": pl.Float64,
@@ -254,7 +255,7 @@ def _align_trees(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `module_changes` for one stage; ``sides`` are its two trees."""
     until = [0.0, 0.0]
-    for one, other, depth in align_trees(sides[0].root, sides[1].root):
+    for one, other, depth in align_trees(sides[0].root, sides[1].root, with_renamed=True):
         values = [
             tree.values[node.key] if node is not None else None
             for tree, node in zip(sides, (one, other))
@@ -262,7 +263,7 @@ def _align_trees(
         for side, value in enumerate(values):
             if value is not None and depth:
                 until[side] += value["self_ns"]
-        name = (one or other or Node("")).name
+        name = " -> ".join(dict.fromkeys(node.name for node in (one, other) if node is not None))
         yield _module_row(stage, depth, name if depth else "step", values, until, sure_from)
 
 
@@ -285,7 +286,7 @@ def _module_row(
     compared = "self_ns" if depth else "time_ns"
     sides = [value for value in values if value is not None]
     noises = {}
-    for value in ("time_ns", "self_ns"):
+    for value in ("time_ns", "self_ns", "calls"):
         variances = [side[f"{value}_var"] for side in sides]
         noises[value] = None if None in variances else sum(variances) ** 0.5
     noise = noises[compared]

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.diff.changes import changes, module_changes, sure
 from ppprof.analysis.diff.naming import keys_of_lines
 from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
-from ppprof.analysis.diff.significance import Change, step_change
+from ppprof.analysis.diff.significance import Change, equal_steps, step_change
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import RECORDED, StepSample, is_enough
@@ -100,8 +100,16 @@ class Diff:
         Steps that were not recorded are compared if both runs have enough of them for an interval,
         because no profiler slows these steps. They are also compared if both runs have any of them
         and a run has no recorded steps. Otherwise, each run has its recorded steps, or the others
-        if it has none.
+        if it has none. Of a run whose steps grow, only the steps that the other run has, too (`equal_steps`).
         """
+        samples = self._samples
+        tables = equal_steps(*(sample.times for sample in samples))
+        one, other = (StepSample(times, basis) for times, (_, basis) in zip(tables, samples))
+        return one, other
+
+    @property
+    def _samples(self) -> tuple[StepSample, StepSample]:
+        """The steps of each run that `samples` chooses from."""
         one, other = self._runs
         unrecorded = one.unrecorded_sample, other.unrecorded_sample
         if is_enough(one.unrecorded) and is_enough(other.unrecorded):
@@ -341,13 +349,13 @@ class Diff:
         Returns:
             - stage: null unless both runs are pipelines;
             - depth: 0 for the step;
-            - name, and status (both, new or gone);
+            - name, ``GPT -> MyGPT`` of a renamed module, and status (both, new or gone);
             - baseline_, experiment_ and delta_ (experiment minus baseline) of each of
               `MODULE_VALUES`, float64, per rank and step. If a run lacks the module, its value is
               null, and counts as 0 in the delta;
             - delta_ratio: delta_time_ns over baseline_time_ns, null if that is 0 or missing;
-            - noise_time_ns, noise_self_ns: the standard errors of delta_time_ns and delta_self_ns
-              (null with one step);
+            - noise_time_ns, noise_self_ns, noise_calls: the standard errors of delta_time_ns,
+              delta_self_ns and delta_calls (null with one step);
             - is_clear: whether the absolute delta_self_ns (for the step: delta_time_ns) is at least
               `sure_from` standard errors; null if these are unknown;
             - baseline_until_ns, experiment_until_ns: the accumulated trend, which is the sum of
@@ -499,11 +507,12 @@ class WorkChange(NamedTuple):
     """What changed in the work of the operators."""
 
     flops_ratio: float | None
-    """Change of the FLOPs per step, over those of the baseline; None if unknown of a run, or if the
-    runs cannot be compared: frameworks differ, or gradients are known of one only."""
+    """Change of the FLOPs per step, over those of the baseline; None if unknown of a run, if the
+    runs cannot be compared (frameworks differ, or gradients are known of one only), or if steps differ as
+    much (`Diff.sure_from`), as with batches that are padded to their longest sample."""
     dims: tuple[int, int, int] | None
     """The size that became another one in most operators: baseline, experiment, and in how many
-    operators; None if no size did in two operators."""
+    operators; None if no size did in two operators, or if one of them also became another, or came from another."""
     slower: tuple[str, float] | None
     """The operator of equal work in both runs with the largest clear change of its time, at least 1%
     of a step: its name, and the change over the baseline's time; None without one."""
@@ -518,15 +527,26 @@ def work_change(diff: Diff) -> WorkChange:
         experiment  matmul [1152,64] [64,256]  gelu [1152,256]     1024 became 1152, in 2 operators
     """
     table = diff.operator_shapes
-    before, after = (float(table[f"{run}_flops"].sum()) for run in ("baseline", "experiment"))
     one, other = diff.baseline, diff.experiment
     # Otherwise formulas or gradients are known of one run only.
     is_comparable = (one.frameworks, one.has_forward_links) == (
         other.frameworks,
         other.has_forward_links,
     )
-    ratio = after / before - 1 if before and after and is_comparable else None
+    ratio = _flops_ratio(diff) if is_comparable else None
     return WorkChange(ratio, _dims(table), _slower(diff, table))
+
+
+def _flops_ratio(diff: Diff) -> float | None:
+    together = (
+        replace(run, operator_shapes=run.operator_shapes.with_columns(name=pl.lit("")))
+        for run in (diff.baseline, diff.experiment)
+    )
+    for row in Diff(*together).by_name("operator_shapes", "flops").iter_rows(named=True):
+        is_known = row["baseline_flops"] and row["experiment_flops"]
+        if is_known and (row["is_clear"] or not row["delta_flops"]):
+            return float(row["delta_ratio_flops"])
+    return None
 
 
 def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
@@ -547,7 +567,8 @@ def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
     if not found:
         return None
     (old, now), num = min(found.items(), key=lambda item: (-item[1], item[0]))
-    return (old, now, num) if num > 1 else None
+    is_only = sum(old in pair[:1] or now in pair[1:] for pair in found) == 1
+    return (old, now, num) if num > 1 and is_only else None
 
 
 def _pattern(name: str) -> tuple[str, list[int]]:

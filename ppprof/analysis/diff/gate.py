@@ -10,12 +10,19 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import PARTS_OF_STEP, Diff
 from ppprof.analysis.diff.several_runs import RunTime, runs_change, wait_difference
-from ppprof.analysis.diff.significance import BETWEEN_RUNS, Change, student
+from ppprof.analysis.diff.significance import BETWEEN_RUNS, Change, student, verdict_of
 from ppprof.analysis.diff.thresholds import COLUMNS, METRICS, Threshold
 from ppprof.errors import UsageError
 
-_STEP_TIMES = ("step_time", "ips", "tokens_per_s")
+_RATES = ("ips", "tokens_per_s")
+_STEP_TIMES = ("step_time", *_RATES)
 """What has the interval of the step time."""
+_LEAST_MORE = 0.01
+"""Change of the samples or tokens of a step from which on their rate does not follow from the step time alone."""
+
+
+_WITHIN_RUNS = BETWEEN_RUNS / (1 - BETWEEN_RUNS)
+"""Change of a rate that equal runs may have."""
 
 
 class Outcome(NamedTuple):
@@ -37,6 +44,22 @@ class Outcome(NamedTuple):
 
 
 _STATUS_TEXTS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
+
+
+class RateChange(NamedTuple):
+    """The change of a rate where the steps of both runs do not have as many samples or tokens."""
+
+    metric: str
+    """``ips`` or ``tokens_per_s``."""
+    verdict: str
+    """``higher`` or ``lower``, as for step times, else ``no difference seen`` or ``inconclusive``."""
+    ratio: float
+    """Rate of the experiment over that of the baseline, minus 1."""
+    low: float | None
+    high: float | None
+    """``low`` and ``high`` are the 95% interval of ``ratio``; None if the step time has none."""
+    count_ratio: float
+    """The same of the samples or tokens of a step, on average."""
 
 
 class _Interval(NamedTuple):
@@ -85,7 +108,7 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
 def _is_small(threshold: Threshold, diff: Diff) -> bool:
     """Return whether equal runs may differ so in a metric of the step: a rate may be of other batches, too."""
     ratio = diff.overview.filter(metric=threshold.target)["delta_ratio"].item()
-    return ratio is not None and abs(ratio) <= BETWEEN_RUNS / (1 - BETWEEN_RUNS)
+    return ratio is not None and abs(ratio) <= _WITHIN_RUNS
 
 
 def interval_outcome(
@@ -123,7 +146,7 @@ def runs_outcome(
     the waits differ: the program may cause them.
     """
     sides = baseline, experiment
-    change = runs_change(*([time.median_ns for time in side] for side in sides))
+    change = runs_change(*([time.mean_ns for time in side] for side in sides))
     too_few = "2 runs a side give one"
     outcome = interval_outcome(threshold, change.ratio, change.low, change.high, too_few)
     waits = wait_difference(baseline, experiment)
@@ -185,16 +208,46 @@ def _step_time_change(threshold: Threshold, change: Change, row: Mapping[str, An
         return _Interval(0.0 if ratio is None else ratio * scale, None, None)
     low, high = change.low, change.high
     if threshold.target != "step_time":
-        samples = (1 + ratio) * (1 + change.ratio)  # of a step, over the baseline's
-        low, high = samples / (1 + change.high) - 1, samples / (1 + max(change.low, -0.99)) - 1
+        low, high = _rate_interval((1 + ratio) * (1 + change.ratio), low, high)
     return _Interval(ratio * scale, low * scale, high * scale)
 
 
+def _rate_interval(samples: float, low: float, high: float) -> tuple[float, float]:
+    """Return the interval of a rate by that of the step time; ``samples`` of a step, over the baseline's."""
+    return samples / (1 + high) - 1, samples / (1 + max(low, -0.99)) - 1
+
+
+def rate_changes(diff: Diff) -> list[RateChange]:
+    """Return the changes of samples and tokens per second if steps have more or fewer of them, by over 1%.
+
+    Of batches of another size, the step time says nothing about the speed of the training.
+    """
+    changes = []
+    step = diff.change
+    rows = diff.overview.filter(pl.col("metric").is_in(_RATES)).drop_nulls("delta_ratio")
+    for metric, ratio in rows.select("metric", "delta_ratio").iter_rows():
+        samples = (1 + ratio) * (1 + (step.ratio or 0.0))
+        if step.ratio is None or abs(samples - 1) <= _LEAST_MORE:
+            continue
+        low, high = None, None
+        if step.low is not None and step.high is not None:
+            low, high = _rate_interval(samples, step.low, step.high)
+        verdict = verdict_of(low, high)
+        verdict = {"slower": "higher", "faster": "lower"}.get(verdict, verdict)
+        if verdict in ("higher", "lower") and abs(ratio) <= _WITHIN_RUNS:
+            verdict = "inconclusive"
+        changes.append(RateChange(metric, verdict, ratio, low, high, samples - 1))
+    return changes
+
+
 def _module_change(threshold: Threshold, diff: Diff, name: str) -> _Interval:
-    rows = diff.modules.filter(pl.col("name") == name)
+    names = pl.col("name")
+    is_renamed = names.str.starts_with(f"{name} -> ") | names.str.ends_with(f" -> {name}")
+    is_named = diff.modules.select((names == name) | is_renamed).to_series()
+    rows = diff.modules.filter(is_named)
     if rows.is_empty():
         raise UsageError(f"{threshold.text!r}: neither run has a module {name!r}")
-    outermost = rows.filter(_is_outermost(diff.modules, name))
+    outermost = rows.filter(_is_outermost(diff.modules["depth"], is_named))
     before, after = (
         float(outermost[f"{side}_time_ns"].fill_null(0.0).to_numpy().sum())
         for side in ("baseline", "experiment")
@@ -223,13 +276,13 @@ def _interval(
 _KINDS = {"op": "an operator", "kernel": "a kernel"}
 
 
-def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
-    """Return, for each row with this name, whether it lies in no other module with this name."""
+def _is_outermost(depths: pl.Series, is_named: pl.Series) -> pl.Series:
+    """Return, for each named module in a tree in pre-order, whether it lies in no other named one."""
     is_outermost, enclosing_depth = [], None
-    for depth, module in modules.select("depth", "name").iter_rows():
+    for depth, is_module in zip(depths, is_named):
         if enclosing_depth is not None and depth <= enclosing_depth:
             enclosing_depth = None
-        if module == name:
+        if is_module:
             is_outermost.append(enclosing_depth is None)
             enclosing_depth = depth if enclosing_depth is None else enclosing_depth
     return pl.Series(is_outermost, dtype=pl.Boolean)

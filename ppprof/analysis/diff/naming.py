@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
 
 import polars as pl
 
@@ -30,6 +32,27 @@ _LINE = re.compile(r"(?P<file>.+?):(?P<number>[0-9]+)(?P<function>(, [^:]*)?)(?P
 """A name of `ppprof.analysis.profile.python_lines.line_name`."""
 
 
+class _Line(NamedTuple):
+    """The lines of one key in one run."""
+
+    file: str
+    function: str
+    """``, log()``; empty for code outside functions."""
+    source: str
+    """``: save(x)``; empty if it is unknown or not compared."""
+    numbers: tuple[int, ...]
+
+
+_Side = dict[str, _Line]
+"""The lines of one run, keyed by what they are compared by."""
+_MOVED = -1
+"""Distance of lines of equal text: they come before edited ones, since a function that is put around a line
+leaves a call in its place."""
+
+_NEAR = 1
+"""Most lines between the places of an edited line: of two lines farther apart, a run may have sampled one by chance."""
+
+
 def keys_of_lines(
     baseline: Iterable[str], experiment: Iterable[str]
 ) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
@@ -37,37 +60,96 @@ def keys_of_lines(
 
     ::
 
-        train.py:7, log(): save(x)   train.py:9, log(): save(x)   train.py, log(): save(x)
+        train.py:7, log(): save(x)   train.py:9, log(): save(x)   train.py:7 -> 9, log(): save(x)
+        train.py:7, log(): save(x)   train.py:9, log(): dump(x)   train.py:7 -> 9, log(): save(x) -> dump(x)
+        train.py:7, log(): save(x)   io.py:9, write(): save(x)    train.py:7, log(): save(x) -> io.py:9, write(): save(x)
         train.py:7, log()            train.py:7, log(): save(x)   train.py:7, log()
 
     A line is that of equal text in the same function and file; where a run has kept no source, that of
-    equal number. The last mapping is from keys to names with the numbers of both runs:
-    ``train.py:7 -> 9, log(): save(x)``.
+    equal number. Of the lines that only one run has, those at one place between the same lines of a
+    function are one edited line, and those of equal text elsewhere are one moved line. The last mapping is from keys
+    to names, which are those on the right.
     """
-    sides = [
-        {name: _LINE.fullmatch(name) for name in set(names)} for names in (baseline, experiment)
+    parsed = [
+        {name: _LINE.fullmatch(name) for name in sorted(set(names))}
+        for names in (baseline, experiment)
     ]
-    has_source = all(any(line and line["source"] for line in side.values()) for side in sides)
-    keys: list[dict[str, str]] = []
-    numbers: dict[str, list[set[int]]] = {}
-    parts: dict[str, tuple[str, str]] = {}
-    for number, side in enumerate(sides):
-        keys.append({})
-        for name, line in side.items():
+    has_source = all(any(line and line["source"] for line in side.values()) for side in parsed)
+    keys: list[dict[str, str]] = [{}, {}]
+    sides: list[_Side] = [{}, {}]
+    for key_of, side, lines in zip(keys, sides, parsed):
+        for name, line in lines.items():
             if line is None:
-                keys[-1][name] = name
+                key_of[name] = name
                 continue
-            rest = line["function"] + line["source"] * has_source
-            is_named = has_source and line["source"]
-            key = f"{line['file']}{'' if is_named else ':' + line['number']}{rest}"
-            keys[-1][name] = key
-            parts[key] = line["file"], rest
-            numbers.setdefault(key, [set(), set()])[number].add(int(line["number"]))
+            source = line["source"] * has_source
+            key = (
+                f"{line['file']}{'' if source else ':' + line['number']}{line['function']}{source}"
+            )
+            key_of[name] = key
+            numbers = side[key].numbers if key in side else ()
+            numbers = tuple(sorted({*numbers, int(line["number"])}))
+            side[key] = _Line(line["file"], line["function"], source, numbers)
     shown = {}
-    for key, (file, rest) in parts.items():
-        texts = [",".join(map(str, sorted(each))) for each in numbers[key] if each]
-        shown[key] = f"{file}:{' -> '.join(dict.fromkeys(texts))}{rest}"
-    return keys[0], keys[1], shown
+    partners = _partners(*sides)
+    for key in {**sides[0], **sides[1]}:
+        before, after = sides[0].get(key), sides[1].get(partners.get(key, key))
+        shown[key] = _shown(*(line for line in (before, after) if line is not None))
+    old_of = {new: old for old, new in partners.items()}
+    return keys[0], {name: old_of.get(key, key) for name, key in keys[1].items()}, shown
+
+
+def _shown(*lines: _Line) -> str:
+    """Return the name of a line in one run or in two."""
+    if len({line[:2] for line in lines}) > 1:
+        return " -> ".join(map(_shown, lines))
+    numbers, sources = (
+        dict.fromkeys(",".join(map(str, line.numbers)) for line in lines),
+        dict.fromkeys(line.source.removeprefix(": ") for line in lines),
+    )
+    source = " -> ".join(sources)
+    return f"{lines[0].file}:{' -> '.join(numbers)}{lines[0].function}{': ' * bool(source)}{source}"
+
+
+def _partners(baseline: _Side, experiment: _Side) -> dict[str, str]:
+    """Return the edited and moved lines: key in the baseline -> key in the experiment."""
+    gone = [key for key in baseline if key not in experiment]
+    new = [key for key in experiment if key not in baseline]
+    in_both = [(line, experiment[key]) for key, line in baseline.items() if key in experiment]
+    distances = []
+    for old, now in product(gone, new):
+        one, other = baseline[old], experiment[now]
+        if one.source and one.source == other.source:
+            distances.append((_MOVED, old, now))
+        elif one[:2] == other[:2]:
+            distance = _distance(one, other, in_both)
+            if distance is not None and distance <= _NEAR:
+                distances.append((distance, old, now))
+    partners: dict[str, str] = {}
+    taken: set[str] = set()
+    for _, old, now in sorted(distances):
+        if old not in partners and now not in taken:
+            partners[old] = now
+            taken.add(now)
+    return partners
+
+
+def _distance(before: _Line, after: _Line, in_both: Iterable[tuple[_Line, _Line]]) -> int | None:
+    """Return how far two lines of a function are apart, counted from lines of both runs in their file.
+
+    None if a line of both runs in that function lies between them.
+    """
+    distances = []
+    for one, other in in_both:
+        if one.file != before.file:
+            continue
+        steps = [
+            line.numbers[0] - near.numbers[0] for line, near in ((before, one), (after, other))
+        ]
+        if one.function == before.function and (steps[0] < 0) != (steps[1] < 0):
+            return None
+        distances.append(abs(steps[1] - steps[0]))
+    return min(distances, default=abs(after.numbers[0] - before.numbers[0]))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class RunCosts:
     num_samples, num_tokens, device_peak_bytes, device_peak_reserved_bytes, device_total_bytes, and the
     columns of `machine_load`; no rows if the run has no step times."""
     lines: pl.DataFrame
-    """Columns of `ppprof.analysis.profile.python_lines.LINES`: sums over ranks."""
+    """Columns of `ppprof.analysis.profile.python_lines.LINES`, and rank."""
     operators: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame

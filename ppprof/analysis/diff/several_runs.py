@@ -1,24 +1,25 @@
 """Whether one program is faster than another, by several runs of each.
 
 Steps of one run are alike; runs differ, by their placement in memory and by what else the machine does.
-So a run counts as one sample, its median step, and the noise is the spread between runs::
+So a run counts as one sample, its mean step, and the noise is the spread between runs::
 
-    baseline     .o..oo...........     o: the median step of a run
+    baseline     .o..oo...........     o: the mean step of a run
     experiment   ........o.o....o.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from ppprof.analysis.diff.significance import MARGIN, student, verdict_of
-from ppprof.analysis.profile.step_basis import unrecorded_steps
+from ppprof.analysis.profile.step_basis import LEAST_STEPS, num_first, sound_steps
 from ppprof.arrays import Float64
+from ppprof.errors import InputError
 from ppprof.messages import Counted
 
 LEAST_RUNS = 2
@@ -35,15 +36,19 @@ class RunTime:
 
     num_steps: int
     wall_ns: float
-    """Median time of a step."""
-    median_ns: float
+    """Mean time of a step."""
+    mean_ns: float
     """The same of adjusted steps: without the time in which the thread that calls
     ``ProfilerSession.step`` waited for a processor; ``wall_ns`` where the wait is unknown, also of a run
     that it is compared with (`run_times`)."""
+    median_ns: float
+    """Median of adjusted steps; it hides what only some steps do."""
     quiet_ns: float
     """The 10% quantile of adjusted steps."""
     wait_ratio: float | None
     """Share of the steps in which the thread waited for a processor; None if unknown."""
+    num_left_out: int = 0
+    """Number of its other steps, which some run lacks."""
 
 
 @dataclass(frozen=True)
@@ -82,30 +87,53 @@ class RunsChange:
 
 
 def run_times(sides: Sequence[Mapping[str, pl.DataFrame]]) -> list[dict[str, RunTime | None]]:
-    """Return the step time of each run of either side, by its name, as `run_time` does.
+    """Return the step time of each run of either side, by its name; None without steps outside windows.
 
-    If the wait for a processor is unknown in one of the runs, it is left in the steps of all.
+    All are of the steps that all runs have, by the number of steps before them, so that a longer run does
+    not count by steps that do other work; a run with fewer than `LEAST_STEPS` steps is ignored
+    there. If the wait for a processor is unknown in one of the runs, it is left in the steps of all.
 
     Args:
-        sides: the step times of each run, by its name; columns as for `run_time`.
+        sides: the step times of each run, by its name: columns of
+            `ppprof.rundir.step_times.STEP_TIMES`, sorted by rank, then step.
+
+    Raises:
+        InputError: the runs have fewer than `LEAST_STEPS` steps in common.
     """
-    times = [{name: run_time(table) for name, table in side.items()} for side in sides]
-    known = {time.wait_ratio is not None for side in times for time in side.values() if time}
-    if len(known) < 2:
-        return times
-    unknown = pl.lit(None, pl.Int64).alias("processor_wait_ns")
-    return [
-        {name: run_time(run.with_columns(unknown)) for name, run in each.items()} for each in sides
-    ]
+    steps = [{name: _steps(table) for name, table in side.items()} for side in sides]
+    known = {
+        own["wait_ratio"].null_count() == 0 for side in steps for own in side.values() if own.height
+    }
+    if len(known) > 1:
+        unknown = pl.lit(None, pl.Int64).alias("processor_wait_ns")
+        whole = [{name: run.with_columns(unknown) for name, run in side.items()} for side in sides]
+        steps = [{name: _steps(table) for name, table in side.items()} for side in whole]
+    numbers = [set(own["num_before"]) for side in steps for own in side.values()]
+    enough = [each for each in numbers if len(_without_first(each)) >= LEAST_STEPS]
+    shared = _without_first(set.intersection(*enough)) if enough else set()
+    if enough and len(shared) < LEAST_STEPS:
+        raise InputError(
+            f"the runs have {Counted(len(shared)):step|steps} outside windows in common; expected at least "
+            f"{LEAST_STEPS}: the same steps of each run"
+        )
+    return [{name: _run_time(own, shared) for name, own in side.items()} for side in steps]
 
 
 def run_time(times: pl.DataFrame) -> RunTime | None:
-    """Return the step time of a run; None without steps outside windows.
+    """Return the step time of a single run, as `run_times`."""
+    return run_times([{"": times}])[0][""]
 
-    A wait that is read after several short steps counts for each of them by its length.
 
-    Args:
-        times: columns of `ppprof.rundir.step_times.STEP_TIMES`, sorted by rank, then step.
+def _without_first(numbers: Set[int]) -> set[int]:
+    first = num_first(len(numbers))
+    return {number for number in numbers if number >= first}
+
+
+def _steps(times: pl.DataFrame) -> pl.DataFrame:
+    """Return num_before, wall_ns, own_ns and wait_ratio (null if unknown) of each step outside windows.
+
+    Means of all ranks. A wait that is read after several short steps counts for each of them by its
+    length.
     """
     wait_ns = pl.col("processor_wait_ns")
     readings = wait_ns.is_not_null().cast(pl.Int64).cum_sum()
@@ -115,20 +143,29 @@ def run_time(times: pl.DataFrame) -> RunTime | None:
     together = ["rank", "reading"]
     share = wait_ns.max().over(together) / pl.col("batch_cost_ns").sum().over(together)
     shares = parted.select("rank", "step", wait_ratio=share.clip(0, 1))
-    steps = unrecorded_steps(times).join(shares, ["rank", "step"], "left")
+    steps = sound_steps(times).join(shares, ["rank", "step"], "left")
     if not steps["wait_ratio"].is_null().all():
         steps = steps.drop_nulls("wait_ratio")  # the last steps have no reading
-    means = steps.group_by("step").agg(
+    return steps.group_by("num_before").agg(
         wall_ns=pl.col("step_ns").mean(),
         own_ns=(pl.col("step_ns") * (1 - pl.col("wait_ratio").fill_null(0))).mean(),
+        wait_ratio=pl.col("wait_ratio").mean(),
     )
-    if means.is_empty():
+
+
+def _run_time(steps: pl.DataFrame, shared: Set[int]) -> RunTime | None:
+    """Return the time of those steps that are in ``shared``; of a run with too few, of all but the first."""
+    own_numbers = _without_first(set(steps["num_before"]))
+    numbers = shared if len(own_numbers) >= LEAST_STEPS else own_numbers
+    steps = steps.filter(pl.col("num_before").is_in(list(numbers))).sort("num_before")
+    if steps.is_empty():
         return None
-    wall, own = (means[name].to_numpy() for name in ("wall_ns", "own_ns"))
+    wall, own = (steps[name].to_numpy() for name in ("wall_ns", "own_ns"))
     is_known = not steps["wait_ratio"].is_null().all()
     ratio = 1 - float(own.sum() / wall.sum()) if is_known and wall.sum() else None
-    quiet = float(np.quantile(own, _QUIET))
-    return RunTime(len(means), float(np.median(wall)), float(np.median(own)), quiet, ratio)
+    median, quiet = (float(np.quantile(own, share)) for share in (0.5, _QUIET))
+    means = float(wall.mean()), float(own.mean())
+    return RunTime(len(wall), *means, median, quiet, ratio, len(own_numbers - numbers))
 
 
 def runs_change(baseline: Sequence[float], experiment: Sequence[float]) -> RunsChange:

@@ -11,6 +11,7 @@ import polars as pl
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.arrays import Float64
 from ppprof.messages import Counted
+from ppprof.units import format_time
 
 MARGIN = 0.05
 """Changes up to this are no difference: they are within the noise between two runs of one config on a
@@ -31,6 +32,12 @@ _CONFIDENCE = 0.95
 _PARTS = 4
 """Number of parts of a run that are compared to find its drift."""
 _SEED = 342  # the same data give the same interval
+_CLEAR_TREND = 5.0
+"""A trend of steps is clear from this many standard errors on."""
+_EVEN = 0.5
+"""Most that the trend of half a run differs from that of the whole, as a share of this."""
+_LEAST_OF_TREND = 12
+"""Least number of steps that can have a trend."""
 _MOST_RANKS = 64
 """Maximum number of ranks of a run that are resampled. More ranks do not narrow the interval."""
 
@@ -60,6 +67,9 @@ class Change:
     is_separated: bool = False
     """Whether all steps of one run take longer than all steps of the other, and that would happen by
     chance in less than 5% of equal runs (exact rank test)."""
+    growth_ns: tuple[float | None, float | None] = (None, None)
+    """What the steps of the baseline and of the experiment grow by from one to the next, below 0 if they
+    shrink, if that is clear. Both runs are then compared without it, in steps of equal numbers."""
     needed_steps: int | None = None
     """About how many steps of either run would decide, if the verdict is ``inconclusive``. None if
     more steps of these runs would not, because each of them drifts too much."""
@@ -107,8 +117,20 @@ class Change:
         if self.low is None or self.high is None:
             return f"inconclusive: {self.ratio:+.1%}; {self.reason}"
         interval = f"95% interval {self.low:+.1%} to {self.high:+.1%}"
-        advice = f"; {self.advice}" if self.advice else ""
-        return f"{self.verdict}: {self.ratio:+.1%} ({interval}){advice}"
+        further = "".join(f"; {text}" for text in (self.advice, self._growth) if text)
+        return f"{self.verdict}: {self.ratio:+.1%} ({interval}){further}"
+
+    @property
+    def _growth(self) -> str:
+        """What is said about steps that grow; empty if neither run's do."""
+        names = ("baseline", "experiment")
+        grow = [
+            f"the {name}'s steps {'grow' if ns > 0 else 'shrink'} by {format_time(abs(ns))} a step"
+            for name, ns in zip(names, self.growth_ns)
+            if ns is not None
+        ]
+        over = f" over {Counted(self.baseline_steps):step|steps}"
+        return f"at equal step numbers, {' and '.join(grow)}{over}" if grow else ""
 
 
 def verdict_of(low: float | None, high: float | None) -> str:
@@ -135,6 +157,9 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     ends. Then the interval is widened by the drift between parts of one run, since two equal runs
     differ at least that much.
 
+    If both runs have the same step numbers, and the steps of one grow with them (`equal_steps`), the
+    interval and the drift are those of the steps without this growth.
+
     The interval is computed for the logarithm of the ratio of the means, and its ends are converted
     to changes. The ratio itself has a skewed distribution, which a symmetric error does not fit: it
     would allow changes below -100%. On the logarithm, twice and half as long are equally far from
@@ -154,7 +179,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     R. Tibshirani, "An Introduction to the Bootstrap" (1993), 12.6, 13.6 and 13.7. (Fieller's interval, 1954,
     needs normal means, and is unbounded if the baseline's mean is uncertain.)
     """
-    sides = [_matrix(table) for table in (baseline, experiment)]
+    numbers, sides = map(list, zip(*map(_matrix, (baseline, experiment))))
     num = (sides[0].shape[1], sides[1].shape[1])
     if not all(num):
         return Change(None, None, None, *num, reason="no step times")
@@ -167,6 +192,10 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
         return Change(ratio, None, None, *num, reason=reason)
     if not means[1]:
         return Change(ratio, None, None, *num, reason="the experiment's steps take no time")
+    growth: list[float | None] = [None, None]
+    if np.array_equal(*numbers):
+        growth = [_growth_ns(*side) for side in zip(numbers, sides)]
+        sides = [_without(*side) for side in zip(growth, numbers, sides)]
     random = np.random.default_rng(_SEED)
     tail = (1 - _CONFIDENCE) / 2
     log_ratio = math.log(means[1] / means[0])
@@ -189,6 +218,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
         *num,
         noise,
         is_separated=_is_separated(*sides),
+        growth_ns=(growth[0], growth[1]),
         needed_steps=_needed_steps(
             log_ratio,
             below if ratio > 0 else above,
@@ -197,6 +227,62 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
             min(num),
         ),
     )
+
+
+def equal_steps(
+    baseline: pl.DataFrame, experiment: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows of the steps that both runs have, if the steps of one of them grow with their number.
+
+    ::
+
+        baseline     1 2 3 4 5 6 7 8       3 4 5 6 7 8      the mean of all would depend on how many there are
+        experiment       5 5 5 5 5 5 5     5 5 5 5 5 5
+
+    Both tables as they are if neither grows, or with fewer than `LEAST_STEPS` such steps.
+
+    Args:
+        baseline: one row per rank and step: rank, step, step_ns.
+        experiment: a table like ``baseline``.
+    """
+    if all(_growth_ns(*_matrix(table)) is None for table in (baseline, experiment)):
+        return baseline, experiment
+    one = baseline.join(experiment, "step", "semi")
+    other = experiment.join(baseline, "step", "semi")
+    return (one, other) if one["step"].n_unique() >= LEAST_STEPS else (baseline, experiment)
+
+
+def _growth_ns(numbers: Float64, times: Float64) -> float | None:
+    """Return what steps grow by from one to the next; None unless that is a clear straight line.
+
+    It is, if nothing that lasts is left without it (`_drifts`): a machine that becomes slower rarely does so
+    evenly. The growth over all steps is at least `MARGIN` of their mean.
+    """
+    medians = np.nanmedian(times, axis=0) if times.size else np.empty(0)
+    if len(medians) < _LEAST_OF_TREND or not medians.mean():
+        return None
+    slope, error = _line(numbers, medians)
+    parts = np.array_split(np.arange(len(medians)), 2)
+    is_even = all(
+        abs(_line(numbers[part], medians[part])[0] / slope - 1) < _EVEN for part in parts if slope
+    )
+    is_large = abs(slope) * float(np.ptp(numbers)) >= MARGIN * medians.mean()
+    is_straight = is_large and is_even and not _drifts(_without(slope, numbers, medians)[None])[1]
+    return slope if is_straight and abs(slope) >= _CLEAR_TREND * error else None
+
+
+def _line(numbers: Float64, values: Float64) -> tuple[float, float]:
+    """Return the slope of values over numbers, and its standard error, by least squares."""
+    apart = numbers - numbers.mean()
+    slope = float((apart * values).sum() / (apart**2).sum())
+    rest = values - values.mean() - slope * apart
+    return slope, math.sqrt(float((rest**2).sum() / (apart**2).sum()) / (len(values) - 2))
+
+
+def _without(growth_ns: float | None, numbers: Float64, times: Float64) -> Float64:
+    """Return step times without their growth, with the same mean."""
+    detrended: Float64 = times - (growth_ns or 0.0) * (numbers - numbers.mean())
+    return detrended
 
 
 def _interval(log_ratio: float, below: float, above: float, drifted: float) -> tuple[float, float]:
@@ -247,19 +333,21 @@ def _needed_steps(
     return math.ceil(steps / digit) * digit
 
 
-def _matrix(table: pl.DataFrame) -> Float64:
-    """Return step times in nanoseconds, shape (ranks, steps); NaN for a missing step of a rank.
+def _matrix(table: pl.DataFrame) -> tuple[Float64, Float64]:
+    """Return step numbers, and step times in nanoseconds, shape (ranks, steps); NaN for a missing step of a rank.
 
     Of more than `_MOST_RANKS` ranks, evenly spaced ones are taken. Steps without any time are
     removed.
     """
     if table.is_empty():
-        return np.empty((0, 0))
+        return np.empty(0), np.empty((0, 0))
     wide = table.pivot("rank", index="step", values="step_ns", aggregate_function="mean")
-    times: Float64 = wide.sort("step").drop("step").cast(pl.Float64).to_numpy().T
+    wide = wide.sort("step")
+    times: Float64 = wide.drop("step").cast(pl.Float64).to_numpy().T
     if len(times) > _MOST_RANKS:
         times = times[np.linspace(0, len(times) - 1, _MOST_RANKS).astype(int)]
-    return times[:, ~np.isnan(times).all(axis=0)]
+    is_known = ~np.isnan(times).all(axis=0)
+    return wide["step"].cast(pl.Float64).to_numpy()[is_known], times[:, is_known]
 
 
 def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Float64:

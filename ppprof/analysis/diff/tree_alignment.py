@@ -10,7 +10,8 @@
                       Norm            Norm     Norm
 
 Two nodes match if they have the same name and their parents match. The order of siblings is kept.
-Of all alignments, the result is one with the most matching nodes.
+Of all alignments, the result is one with the most matching nodes. Among the nodes without a match at one
+place, a wrapper and a renamed node can match, too (`align_trees`).
 
 Source: S. M. Selkow, "The tree-to-tree editing problem" (1977), with insertion and deletion of
 whole subtrees; siblings as in D. S. Hirschberg, "A linear space algorithm for computing maximal
@@ -52,13 +53,27 @@ Pair = tuple["Node | None", "Node | None", int]
 match, None stands for the other node."""
 
 
-def align_trees(left: Node, right: Node) -> list[Pair]:
+def align_trees(left: Node, right: Node, *, with_renamed: bool = False) -> list[Pair]:
     """Return the matching and unmatched nodes of two trees as one tree of pairs, in pre-order.
+
+    ::
+
+        left            right               with_renamed
+        GPT             DataParallel        -        DataParallel
+          Block           GPT                 GPT      GPT
+            Linear          MyBlock             Block    MyBlock
+                              Linear              Linear   Linear
 
     The roots match, whatever their names. Between two matching siblings, unmatched siblings of
     ``left`` come before those of ``right``.
+
+    Args:
+        left: the root of one tree.
+        right: the root of the other.
+        with_renamed: whether of the nodes without a match at one place, a node also matches the only child
+            of another one, which wraps it, or a node of another name with equal children.
     """
-    return list(_Alignment(left, right).pairs(left, right, 0))
+    return list(_Alignment(left, right, with_renamed=with_renamed).pairs(left, right, 0))
 
 
 class _Alignment:
@@ -68,7 +83,8 @@ class _Alignment:
     nodes.
     """
 
-    def __init__(self, left: Node, right: Node) -> None:
+    def __init__(self, left: Node, right: Node, *, with_renamed: bool) -> None:
+        self._with_renamed = with_renamed
         self._shape: dict[int, int] = {}
         self._size: dict[int, int] = {}
         self._name: dict[str, int] = {}
@@ -96,13 +112,40 @@ class _Alignment:
         ends = (len(left.children), len(right.children))
         past = (0, 0)
         for i, j in [*self._siblings(left.children, right.children), ends]:
-            for node in left.children[past[0] : i]:
-                yield from ((below, None, inner + deep) for below, deep in levels(node))
-            for node in right.children[past[1] : j]:
-                yield from ((None, below, inner + deep) for below, deep in levels(node))
+            yield from self._unmatched(
+                left.children[past[0] : i], right.children[past[1] : j], inner
+            )
             if (i, j) != ends:
                 yield from self.pairs(left.children[i], right.children[j], inner)
             past = (i + 1, j + 1)
+
+    def _unmatched(self, left: Sequence[Node], right: Sequence[Node], depth: int) -> Iterator[Pair]:
+        """Yield the pairs of siblings between two matches, of which none have the same name."""
+        rest = list(right)
+        for node in left:
+            alike = (other for other in rest if self._with_renamed and self._is_alike(node, other))
+            partner = next(alike, None)
+            if partner is None:
+                yield from ((below, None, depth + deep) for below, deep in levels(node))
+                continue
+            while (other := rest.pop(0)) is not partner:
+                yield from ((None, below, depth + deep) for below, deep in levels(other))
+            if _is_around(partner, node):
+                yield None, partner, depth
+                yield from self.pairs(node, partner.children[0], depth + 1)
+            elif _is_around(node, partner):
+                yield node, None, depth
+                yield from self.pairs(node.children[0], partner, depth + 1)
+            else:
+                yield from self.pairs(node, partner, depth)
+        for other in rest:
+            yield from ((None, below, depth + deep) for below, deep in levels(other))
+
+    def _is_alike(self, left: Node, right: Node) -> bool:
+        if _is_around(left, right) or _is_around(right, left):
+            return True
+        shapes = [[self._shape[id(child)] for child in node.children] for node in (left, right)]
+        return bool(left.children) and shapes[0] == shapes[1]
 
     def _siblings(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
         """Return the index pairs of matching nodes in two rows of siblings, ascending."""
@@ -155,6 +198,11 @@ class _Alignment:
             np.array([self._name[node.name] for node in nodes], np.int64),
             np.array([self._size[id(node)] for node in nodes], np.int64),
         )
+
+
+def _is_around(node: Node, inner: Node) -> bool:
+    """Return whether ``node`` has a single child, which has the name of ``inner``."""
+    return len(node.children) == 1 and node.children[0].name == inner.name
 
 
 class _Siblings(NamedTuple):

@@ -36,7 +36,7 @@ LEAST_STEPS = 5
 """Least number of steps for an interval (`ppprof.analysis.diff.significance`)."""
 
 _WARM_UP = 10
-"""Number of first steps of a run that are left out, as Paddle's Perf Summary does."""
+"""Most first steps of a run that are left out, as Paddle's Perf Summary does."""
 
 
 def num_before(times: pl.DataFrame) -> pl.Expr:
@@ -53,7 +53,7 @@ def num_before(times: pl.DataFrame) -> pl.Expr:
 def unrecorded_steps(times: pl.DataFrame) -> pl.DataFrame:
     """Return the steps outside windows, without first steps and steps that the profiler stalls.
 
-    The first 10 steps are left out if the run has at least 20 such steps, else only the first one.
+    The first `num_first` steps are left out.
 
     Args:
         times: columns of `ppprof.rundir.step_times.STEP_TIMES`.
@@ -61,13 +61,26 @@ def unrecorded_steps(times: pl.DataFrame) -> pl.DataFrame:
     Returns:
         rank, step, step_ns and reader_cost_ns (null if no batch was read).
     """
-    sound = times.filter(
-        pl.col("window").is_null() & pl.col("excluded").not_().fill_null(value=True)
+    steps = sound_steps(times)
+    first = num_first(steps["step"].n_unique())
+    return steps.filter(pl.col("num_before") >= first).drop("num_before")
+
+
+def sound_steps(times: pl.DataFrame) -> pl.DataFrame:
+    """Return `unrecorded_steps` with the first ones, and num_before of each (`num_before`)."""
+    is_stalled = pl.col("excluded").fill_null(value=False)
+    return times.filter(pl.col("window").is_null() & ~is_stalled).select(
+        "rank",
+        "step",
+        "reader_cost_ns",
+        step_ns=pl.col("batch_cost_ns"),
+        num_before=num_before(times),
     )
-    first = _WARM_UP if sound["step"].n_unique() >= 2 * _WARM_UP else 1
-    return sound.filter(num_before(sound) >= first).select(
-        "rank", "step", "reader_cost_ns", step_ns=pl.col("batch_cost_ns")
-    )
+
+
+def num_first(num_steps: int) -> int:
+    """Return how many first steps are left out: 10 of at least 20 steps, else 1."""
+    return _WARM_UP if num_steps >= 2 * _WARM_UP else 1
 
 
 AHEAD_RATIO = 0.9

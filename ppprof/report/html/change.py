@@ -40,7 +40,7 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.links import Links, linked_name
-from ppprof.units import format_ratio
+from ppprof.units import format_ratio, format_time
 
 _SIDES = ("baseline", "experiment")
 
@@ -176,6 +176,10 @@ def verdict_text(diff: Diff, words: Words) -> str:
         return words("verdicts.no_interval", verdict=verdict, ratio=ratio, reason=reason)
     low, high = f"{change.low:+.1%}", f"{change.high:+.1%}"
     text = words("verdicts.interval", verdict=verdict, ratio=ratio, low=low, high=high)
+    for side, time_ns in zip(_SIDES, change.growth_ns):
+        if time_ns is not None:
+            time = f"{'+' if time_ns > 0 else ''}{format_time(time_ns)}"
+            text = words("verdicts.growth", text=text, side=words.term(side).lower(), time=time)
     if not change.advice:
         return text
     key = "more_steps" if change.needed_steps is not None else "quieter"

@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
-from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.gate import Outcome, RateChange, rate_changes
+from ppprof.analysis.diff.line_change import line_change
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.messages import Counted
@@ -65,7 +66,6 @@ Time: GPU time of modules that launch work on a device, CPU time of the others. 
 to the end of the module, per run. (unknown): time of the step between its modules, at its place."""
 
 _MAX_DIFFERENCES = 12
-_LEAST_OF_STEP = 0.01
 
 
 def render_diff(
@@ -162,17 +162,27 @@ def _limits(selection: RowSelection) -> list[str]:
 def headline(diff: Diff) -> str:
     """Return the lines above the tables, as one text that ends in an empty line.
 
-    These are both runs' names, the verdict on step time, how much the runs have in common
-    (`Diff.comparability`), and at most `_MAX_DIFFERENCES` differences in their config, versions,
-    topology and framework.
+    These are both runs' names, the `sentences`, and at most `_MAX_DIFFERENCES` differences in their
+    config, versions, topology and framework.
     """
-    change = diff.change
+    differences = diff.comparability.differences
     lines = [
         f"baseline    {escape_cell(diff.baseline.what)}",
         f"experiment  {escape_cell(diff.experiment.what)}",
         "",
-        f"Step time: {change}",
+        *sentences(diff),
+        *(f"  {difference}" for difference in differences[:_MAX_DIFFERENCES]),
     ]
+    hidden = len(differences) - _MAX_DIFFERENCES
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    return "\n".join([*lines, "", ""])
+
+
+def sentences(diff: Diff) -> list[str]:
+    """Return what the comparison says above its tables; the first one is the verdict on step time."""
+    change = diff.change
+    lines = [f"Step time: {change}"]
     if change.ratio is not None:
         baseline, experiment = (
             f"{Counted(number):step|steps} ({words})"
@@ -181,32 +191,35 @@ def headline(diff: Diff) -> str:
             )
         )
         lines[-1] += f"; {baseline} against {experiment}"
+    lines += map(_rate_sentence, rate_changes(diff))
     if side := diff.unrecorded_side:
         lines.append(f"Only step times are compared: the {side} has recorded no step.")
     comparability = diff.comparability
     if comparability.shares:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())
         lines.append(f"Alike: {comparability.score:.0%} ({shares})")
-    lines += [*_line_sentence(diff), *work_sentences(diff)]
-    lines += [f"  {difference}" for difference in comparability.differences[:_MAX_DIFFERENCES]]
-    hidden = len(comparability.differences) - _MAX_DIFFERENCES
-    if hidden > 0:
-        lines.append(f"  and {hidden} more")
-    return "\n".join([*lines, "", ""])
+    return [*lines, *_line_sentence(diff), *work_sentences(diff)]
+
+
+def _rate_sentence(rate: RateChange) -> str:
+    noun = {"ips": "samples", "tokens_per_s": "tokens"}[rate.metric]
+    more = "more" if rate.count_ratio > 0 else "fewer"
+    interval = ""
+    if rate.low is not None and rate.high is not None:
+        interval = f" (95% interval {rate.low:+.1%} to {rate.high:+.1%})"
+    than = f"a step has {abs(rate.count_ratio):.1%} {more} {noun}"
+    return f"{noun.capitalize()}/s: {rate.verdict}: {rate.ratio:+.1%}{interval}; {than}"
 
 
 def _line_sentence(diff: Diff) -> list[str]:
-    """Return the line that made the step longer, or shorter, if that is clear and 1% of a step."""
-    step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
-    delta = pl.col("delta_time_ns")
-    lines = diff.lines.filter(delta.sign() == delta.sum().sign(), "is_clear")
-    for row in lines.head(1).iter_rows(named=True):
-        change_ns = row["delta_time_ns"]
-        if isinstance(step_ns, float) and abs(change_ns) >= _LEAST_OF_STEP * step_ns:
-            how = "more" if change_ns > 0 else "less"
-            name = _name(row["name"], row["status"])
-            return [f"Line: {format_time(abs(change_ns))} a step {how} in {name}"]
-    return []
+    """Return the line that made the step longer, or shorter, if there is one."""
+    change = line_change(diff)
+    if change is None:
+        return []
+    how = "more" if change.delta_ns > 0 else "less"
+    name = _name(change.name, change.status)
+    on_rank = "" if change.rank is None else f" on rank {change.rank}"
+    return [f"Line: {format_time(abs(change.delta_ns))} a step {how}{on_rank} in {name}"]
 
 
 def work_sentences(diff: Diff) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import polars as pl
@@ -8,11 +9,12 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.gate import outcome_of
+from ppprof.analysis.diff.gate import outcome_of, rate_changes
 from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.analysis.profile.module_tree import MODULES, UNKNOWN
 from ppprof.errors import InputError, UsageError
+from ppprof.report.diff_rows import RowSelection, is_clear_in_overview, select_rows
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
@@ -74,6 +76,58 @@ def test_an_added_layer_is_a_gap_in_the_other_tree(tmp_path):
         "name", "baseline_time_ns", "experiment_time_ns", "baseline_until_ns"
     ).rows() == [("Block", None, 5_030_000, None)]
     assert changed(diff.operators, "delta_calls") == [("matmul", 1), ("gelu", 1)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows"),
+    [
+        (
+            ("GPT", "DataParallel"),
+            [("DataParallel", "new"), ("GPT", "both"), ("Embedding", "both"), ("Block", "both")],
+        ),
+        (("MyGPT",), [("GPT -> MyGPT", "both"), ("Embedding", "both"), ("Block", "both")]),
+    ],
+)
+def test_a_wrapped_or_renamed_model_is_the_same(tmp_path, classes, rows):
+    slow = gpt()
+    slow[2] = Layer("Block", {"matmul dygraph": 6.0, "gelu dygraph": 1.0})
+    diff = compared(
+        tmp_path, training(gpt(), jitter=1000), training(slow, jitter=1000, classes=classes)
+    )
+    tree = diff.modules.filter(pl.col("depth") > 0, ~pl.col("name").is_in(["Dataloader", UNKNOWN]))
+    assert tree.select("name", "status").rows()[: len(rows)] == rows
+    assert ("Block", 2 * MS) in modules(diff, "delta_self_ns")
+    outcome = outcome_of(Threshold.parse("module.GPT > 1ms"), diff)
+    assert (outcome.status, outcome.detail[:5]) == ("fail", "+2 ms")
+    if len(classes) == 1:
+        assert outcome_of(Threshold.parse("module.MyGPT > 1ms"), diff)[1:] == outcome[1:]
+
+
+def every_fourth(first: int, num: int = 6) -> Thread:
+    """Steps from a number on; in each fourth one, an Ema of 2 ms with an operator."""
+    spans = []
+    for number in range(first, first + num):
+        at = number * 10 * MS
+        inside = [span("Operator", "matmul dygraph", at, at + MS)]
+        if number % 4 == 0:
+            scale = span("Operator", "scale dygraph", at + 3 * MS, at + 4 * MS)
+            inside.append(span("Forward", "Ema", at + 2 * MS, at + 4 * MS, scale))
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 9 * MS, *inside))
+    return Thread(1, "main", tuple(spans))
+
+
+@pytest.mark.parametrize("steps", [(1, 6), (5, 3)], ids=["one call", "no call"])
+def test_where_a_window_cuts_a_period_changes_no_number_of_calls(tmp_path, steps):
+    """Steps 3 to 8 have two calls, and steps 1 to 6 have one."""
+    diff = compared(tmp_path, every_fourth(3), every_fourth(*steps))
+    assert diff.operators.filter(name="scale")["delta_calls"].item() < 0
+    tables = select_rows(diff, RowSelection(("op", "module")))
+    assert tables["op"].is_empty()
+    assert "Ema" not in tables["module"]["name"]
+    more = compared(tmp_path, training(gpt(3)), training(gpt(4)))
+    tables = select_rows(more, RowSelection(("op", "module")))
+    assert "matmul" in tables["op"]["name"]
+    assert "Block" in tables["module"]["name"]
 
 
 def test_more_data_loading(tmp_path):
@@ -604,6 +658,46 @@ def test_steps_of_two_kinds_give_no_verdict(tmp_path):
     diff = ppprof.diff(ppprof.open(one), ppprof.open(write(tmp_path / "b.pb", training(gpt()))))
     assert diff.change.verdict == "inconclusive"
     assert "steps without a window against steps recorded" in str(diff.change)
+
+
+def test_of_larger_batches_the_rate_is_in_the_headline(tmp_path, cli):
+    """Twice the samples in 1.8 of the time: slower steps, and a faster training."""
+    paths = [
+        run(tmp_path / name, (), step_lines=[step_lines(time_ns, samples=samples)])
+        for name, time_ns, samples in (("a", 100e6, 8), ("b", 180e6, 16), ("c", 200e6, 16))
+    ]
+    out = cli("diff", *paths[:2]).out
+    assert "Step time: slower: +80." in out
+    for line in ("Samples/s: higher: +11.", "Tokens/s: higher: +11."):
+        assert line in out
+    assert "; a step has 100.0% more samples\n" in out
+    document = json.loads(cli("diff", *paths[:2], "--format", "json").out)
+    assert [rate["metric"] for rate in document["rates"]] == ["ips", "tokens_per_s"]
+    same_rate = ppprof.diff(*map(ppprof.open, (paths[0], paths[2])))
+    assert [rate.verdict for rate in rate_changes(same_rate)] == ["no difference seen"] * 2
+    assert not is_clear_in_overview(same_rate, "ips", 1.0)
+    assert is_clear_in_overview(same_rate, "step_time", 1.0)
+    same_batches = ppprof.diff(ppprof.open(paths[1]), ppprof.open(paths[2]))
+    assert rate_changes(same_batches) == []
+    assert is_clear_in_overview(same_batches, "ips", 1.0)
+
+
+def test_of_a_run_whose_steps_grow_equal_step_numbers_are_compared(tmp_path):
+    """Of 60 and 30 steps, 10 are left out; what the overview and the limits compare is the same."""
+    paths = []
+    for name, steps in (("long", 60), ("short", 30)):
+        lines = step_lines(100e6, steps=steps)
+        for line in lines:
+            line["batch_cost_ns"] += 5_000_000 * line["step"]
+        paths.append(run(tmp_path / name, (), step_lines=[lines]))
+    diff = ppprof.diff(*map(ppprof.open, paths))
+    assert str(diff.change).startswith("no difference seen: +0.0%")
+    assert str(diff.change).endswith(
+        "at equal step numbers, the baseline's steps grow by 5.01 ms a step and the experiment's steps grow "
+        "by 5.01 ms a step over 20 steps"
+    )
+    assert diff.overview.filter(metric="step_time")["delta"].item() == 0
+    assert outcome_of(Threshold.parse("step_time > 5%"), diff).status == "pass"
 
 
 def test_one_rank_against_one(tmp_path):

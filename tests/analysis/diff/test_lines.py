@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -12,9 +15,23 @@ from hypothesis import strategies as st
 
 import ppprof
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.naming import keys_of_lines
+from ppprof.report.text.diff import headline
 from ppprof.rundir.python_stacks import Frame, PythonStacks
-from tests.fixtures.findings import BACKWARD, FORWARD, LOGS, STACKS, UPDATE, US, in_lines, training
-from tests.fixtures.run_directories import run
+from tests.fixtures.findings import (
+    BACKWARD,
+    FORWARD,
+    LOGS,
+    STACKS,
+    UPDATE,
+    US,
+    in_lines,
+    op,
+    thread,
+    training,
+)
+from tests.fixtures.run_directories import run, step_lines
+from tests.fixtures.timeline import EPOCH_NS, Span, span
 
 
 def compared(folder: Path, *stacks: PythonStacks | None) -> Diff:
@@ -67,12 +84,142 @@ def test_a_line_is_the_same_if_its_text_is(tmp_path: Path, cli) -> None:
     assert "loss.backward()" not in out  # unchanged
 
 
-def test_the_line_that_makes_the_step_longer_is_named_above_the_tables(tmp_path: Path, cli) -> None:
-    before = lines((700, FORWARD), (300, len(STACKS)))  # outside the user's code
-    before = dataclasses.replace(before, stacks=[*STACKS, [5]])
-    compared(tmp_path, before, lines((700, FORWARD), (300, LOGS)))
-    out = cli("diff", *(tmp_path / side for side in "01")).out
-    assert "Line: 300 us a step more in train.py:7, log(): save(record) (new)\n" in out
+Place = tuple[int, str, str]
+"""Number, function and text of a line."""
+STEP = (13, "<module>", "loss = net(batch)")
+WAIT = (14, "<module>", "loss.backward()")
+
+
+def trained(folder: Path, *ranks: Mapping[Place, int], times: Sequence[object] = ()) -> Path:
+    """Return a run of six steps; of each rank, the microseconds per step of each line. `WAIT` ends in an all_reduce."""
+    threads, stacks = [], []
+    for lines_us in ranks:
+        length = sum(lines_us.values())
+        frames = [Frame("__main__", "train.py", f, line, is_own=True) for line, f, _ in lines_us]
+        rows = [row for row, time_us in enumerate(lines_us.values()) for _ in range(time_us // 50)]
+        samples = [
+            (1, EPOCH_NS + (length * step + 50 * number + 25) * US, 50 * US, row, 0)
+            for step in range(6)
+            for number, row in enumerate(rows)
+        ]
+        source = {"train.py": {line: text for line, _, text in lines_us}}
+        each = [[row] for row in range(len(frames))]
+        stacks.append(PythonStacks(50 * US, frames, each, np.array(samples, np.int64), source))
+        threads.append(thread(partial(inside, length, lines_us.get(WAIT, 0)), lengths=[length] * 6))
+    return run(folder, threads, stacks=stacks, step_lines=times)
+
+
+def inside(length: int, waits: int, at: int) -> Iterator[Span]:
+    yield op(at, 0, length - waits - 1)
+    if waits:
+        peers = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1,2]"
+        yield span("Communication", peers, at + (length - waits) * US, at + (length - 1) * US)
+
+
+def sentence(folder: Path, before: Mapping[Place, int], after: Mapping[Place, int]) -> str:
+    """Return the headline's sentence about the line; empty without one."""
+    runs = [trained(folder / side, lines) for side, lines in (("a", before), ("b", after))]
+    text = headline(ppprof.diff(*map(ppprof.open, runs)))
+    return next((line for line in text.split("\n") if line.startswith("Line:")), "")
+
+
+def test_the_line_that_makes_the_step_longer_is_named_above_the_tables(tmp_path: Path) -> None:
+    before = {STEP: 700, (15, "<module>", "log(step)"): 50}
+    after = {**before, (7, "log", "save(record)"): 300}
+    assert sentence(tmp_path, before, after) == (
+        "Line: 300 us a step more in train.py:7, log(): save(record) (new)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ((7, "log", "save(x)"), (8, "log", "save(x, 2)"), "7 -> 8, log(): save(x) -> save(x, 2)"),
+        (
+            (7, "log", "save(x)"),
+            (9, "write", "save(x)"),
+            "7, log(): save(x) -> train.py:9, write(): save(x)",
+        ),
+    ],
+    ids=["edited", "renamed function"],
+)
+def test_an_edited_line_has_what_it_added_and_not_all_its_time(
+    tmp_path: Path, before: Place, after: Place, name: str
+) -> None:
+    assert sentence(tmp_path, {STEP: 1000, before: 2000}, {STEP: 1000, after: 2200}) == (
+        f"Line: 200 us a step more in train.py:{name}"
+    )
+
+
+def test_code_that_moved_makes_no_step_longer(tmp_path: Path) -> None:
+    """Neither within the program nor out of a package: the step takes as long."""
+    after = {STEP: 1000, (7, "log", "save(x)"): 500, (8, "log", "close(x)"): 1500}
+    assert sentence(tmp_path / "a", {STEP: 1000, (30, "main", "write(x)"): 2000}, after) == ""
+    before = dataclasses.replace(lines((700, FORWARD), (300, 6)), stacks=[*STACKS, [5]])
+    diff = compared(tmp_path / "b", before, lines((700, FORWARD), (300, LOGS)))
+    assert "Line:" not in headline(diff)
+
+
+@pytest.mark.parametrize(("length", "is_named"), [(90e6, False), (130e6, True)])
+def test_no_line_makes_a_faster_run_slower(tmp_path: Path, length: float, is_named: bool) -> None:
+    runs = [
+        trained(tmp_path / "a", {STEP: 1000}, times=[step_lines(100e6)]),
+        trained(tmp_path / "b", {STEP: 1100}, times=[step_lines(length)]),
+    ]
+    assert (
+        "Line: 100 us a step more" in headline(ppprof.diff(*map(ppprof.open, runs)))
+    ) == is_named
+
+
+def test_a_line_adds_no_more_than_all_lines_together(tmp_path: Path) -> None:
+    before = {STEP: 1000, (30, "main", "write(x)"): 2000}
+    after = {STEP: 1000, (7, "log", "save(x)"): 2300}
+    assert sentence(tmp_path, before, after) == (
+        "Line: 300 us a step more in train.py:7, log(): save(x) (new)"
+    )
+
+
+def test_the_line_of_the_slow_rank_is_named_and_not_that_in_which_others_wait(
+    tmp_path: Path,
+) -> None:
+    before = {STEP: 1000, WAIT: 200}
+    waits, slow = {STEP: 1000, WAIT: 700}, {STEP: 1000, (7, "log", "save(x)"): 500, WAIT: 200}
+    runs = [
+        trained(tmp_path / "a", before, before, before),
+        trained(tmp_path / "b", waits, waits, slow),
+    ]
+    text = headline(ppprof.diff(*map(ppprof.open, runs)))
+    assert "Line: 500 us a step more on rank 2 in train.py:7, log(): save(x) (new)\n" in text
+    slower = {STEP: 1500, WAIT: 200}
+    all_of_them = trained(tmp_path / "c", slower, slower, slower)
+    text = headline(ppprof.diff(*map(ppprof.open, (runs[0], all_of_them))))
+    assert "Line: 500 us a step more in train.py:13: loss = net(batch)\n" in text
+
+
+def test_between_other_lines_of_the_function_nothing_was_edited() -> None:
+    before = ["a.py:1, f(): x = 1", "a.py:2, f(): y = 2"]
+    after = ["a.py:1, f(): y = 2", "a.py:2, f(): z = 3"]
+    *_, names = keys_of_lines(before, after)
+    assert sorted(names.values()) == [
+        "a.py:1, f(): x = 1",
+        "a.py:2 -> 1, f(): y = 2",
+        "a.py:2, f(): z = 3",
+    ]
+
+
+def test_lines_that_are_not_at_one_place_are_not_edited() -> None:
+    *_, names = keys_of_lines(["a.py:1: x", "a.py:9: y"], ["a.py:1: x", "a.py:5: z"])
+    assert sorted(names.values()) == ["a.py:1: x", "a.py:5: z", "a.py:9: y"]
+
+
+def test_of_several_edited_lines_the_nearest_are_one() -> None:
+    before = ["a.py:1, f(): a", "a.py:3, f(): old", "a.py:9, f(): last", "a.py:12, f(): z"]
+    after = ["a.py:11, f(): a", "a.py:13, f(): new", "a.py:19, f(): end", "a.py:22, f(): z"]
+    *_, names = keys_of_lines(before, after)
+    assert set(names.values()) >= {
+        "a.py:3 -> 13, f(): old -> new",
+        "a.py:9 -> 19, f(): last -> end",
+    }
 
 
 def test_without_the_source_of_a_run_numbers_are_compared(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import polars as pl
@@ -15,16 +16,23 @@ from ppprof.analysis.diff.significance import (
     Change,
     _interval,
     _is_separated,
+    equal_steps,
     step_change,
 )
 
 RANKS = 4
 
 
-def run(seed, *, mean=100e6, steps=40, noise=0.03, of_ranks=0.01, drift=0.0, first=0):
-    """Step times of ranks that wait for one another: what slows a step slows all of them."""
+def run(seed, *, mean=100e6, steps=40, noise=0.03, of_ranks=0.01, drift=0.0, growth=0.0, first=0):
+    """Step times of ranks that wait for one another: what slows a step slows all of them.
+
+    The last third of the steps takes ``drift`` longer, as on a machine with other work; each step takes ``growth``
+    longer than the one before.
+    """
     random = np.random.default_rng(seed)
-    of_steps = mean * (1 + noise * random.standard_normal(steps) + drift * np.linspace(0, 1, steps))
+    number = np.arange(steps)
+    slower = drift * (number > 2 / 3 * steps) + growth * (first + number)
+    of_steps = mean * (1 + noise * random.standard_normal(steps) + slower)
     rows = [
         (rank, first + step, int(of_steps[step] * (1 + of_ranks * random.standard_normal())))
         for rank in range(RANKS)
@@ -123,6 +131,43 @@ def test_a_run_that_drifts_says_little():
     assert drifting.noise > 5 * calm.noise
     assert drifting.needed_steps is None
     assert "more steps would not decide: use a quieter machine" in str(drifting)
+
+
+@pytest.mark.parametrize(
+    ("growths", "mean", "verdict"),
+    [
+        ((0.05, 0.05), 100e6, "no difference seen"),
+        ((0.05, 0.05), 110e6, "slower"),
+        ((0.05, 0.0), 100e6, "faster"),
+        ((0.0, 0.05), 100e6, "slower"),
+    ],
+)
+def test_steps_that_grow_with_their_number_are_named_and_compared_without(growths, mean, verdict):
+    one, other = run(1, growth=growths[0]), run(2, mean=mean, growth=growths[1])
+    change = step_change(one, other)
+    assert change.verdict == verdict
+    assert [each is not None for each in change.growth_ns] == [growth > 0 for growth in growths]
+    assert next(each for each in change.growth_ns if each) == pytest.approx(5e6, rel=0.15)
+    assert re.search(
+        r"; at equal step numbers, .* grow by \d.\d+ ms a step.* over 40 steps", str(change)
+    )
+
+
+def test_a_longer_run_whose_steps_grow_is_not_the_slower_one():
+    """The mean of all 80 steps is half as long again as that of the first 40."""
+    one, other = run(1, growth=0.05), run(2, growth=0.05, steps=80)
+    assert step_change(one, other).ratio > 0.4
+    change = step_change(*equal_steps(one, other))
+    assert change.verdict == "no difference seen"
+    assert (change.baseline_steps, change.experiment_steps) == (40, 40)
+    level = run(3), run(4, steps=80)
+    assert equal_steps(*level) == level
+
+
+def test_of_steps_with_other_numbers_a_growth_is_left_in():
+    """Windows and the steps beside them: which are later is no matter of chance."""
+    change = step_change(run(1, growth=0.05), run(2, growth=0.05, first=20))
+    assert change.growth_ns == (None, None)
 
 
 @pytest.mark.parametrize("runs", [4, pytest.param(10, marks=pytest.mark.all)])

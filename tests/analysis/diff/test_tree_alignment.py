@@ -31,9 +31,9 @@ def tree(text):
     return root
 
 
-def shown(left, right):
+def shown(left, right, **options):
     """Each pair below the roots, a letter a side."""
-    pairs = align_trees(tree(left), tree(right))[1:]
+    pairs = align_trees(tree(left), tree(right), **options)[1:]
     return [
         f"{'  ' * (depth - 1)}{one.name if one else '-'} {other.name if other else '-'}"
         for one, other, depth in pairs
@@ -76,6 +76,29 @@ def test_order_counts():
 def test_nothing_on_one_side():
     assert shown("", "a(b)") == ["- a", "  - b"]
     assert shown("a(b)", "") == ["a -", "  b -"]
+
+
+def test_a_wrapper_is_new_and_what_it_wraps_is_not():
+    wrapped = ["d d", "- w", "  g g", "    x x", "    - n", "    y y", "o o"]
+    assert shown("d g(x y) o", "d w(g(x n y)) o", with_renamed=True) == wrapped
+    unwrapped = ["d d", "w -", "  g g", "    x x", "    n -", "    y y", "o o"]
+    assert shown("d w(g(x n y)) o", "d g(x y) o", with_renamed=True) == unwrapped
+
+
+def test_a_renamed_node_has_equal_children():
+    assert shown("d g(x y) o", "d m(x y) o", with_renamed=True) == [
+        "d d",
+        "g m",
+        "  x x",
+        "  y y",
+        "o o",
+    ]
+    other = ["d d", "g -", "  x -", "  y -", "- m", "  - x", "o o"]
+    assert shown("d g(x y) o", "d m(x) o", with_renamed=True) == other
+    assert shown("d a o", "d b o", with_renamed=True) == ["d d", "a -", "- b", "o o"]
+    assert shown("d g(x) o", "d n k m(x) l o", with_renamed=True) == [
+        *("d d", "- n", "- k", "g m", "  x x", "- l", "o o")
+    ]
 
 
 names = st.sampled_from("abc")
@@ -141,6 +164,15 @@ def test_no_other_alignment_matches_more(left, right):
     )
     assert [one for one, _, _ in pairs if one] == list(walk(left))
     assert [other for _, other, _ in pairs if other] == list(walk(right))
+
+
+@given(left=small, right=small)
+def test_with_renamed_nodes_each_node_stands_once_in_its_order(left, right):
+    pairs = align_trees(left, right, with_renamed=True)
+    assert [one for one, _, _ in pairs if one] == list(walk(left))
+    assert [other for _, other, _ in pairs if other] == list(walk(right))
+    plain = align_trees(left, right)
+    assert sum(bool(a and b) for a, b, _ in pairs) >= sum(bool(a and b) for a, b, _ in plain)
 
 
 @given(left=small, right=small)

@@ -25,10 +25,11 @@ def product(start: int, end: int, *shapes: list[int]) -> Span:
     return span("Operator", name, start, end).around(Shapes(inputs, dtypes))
 
 
-def made(folder: Path, length: int, *, product_us: int = 100, steps: int = 8) -> Path:
-    """Return a run of steps of 1 ms: a product of (length, 64) and (64, 256), and two gelu."""
+def made(folder: Path, lengths: int | list[int], *, product_us: int = 100) -> Path:
+    """Return a run of 8 steps of 1 ms: a product of (length, 64) and (64, 256), and two gelu."""
     spans = []
-    for number in range(steps):
+    for number in range(8):
+        length = lengths if isinstance(lengths, int) else lengths[number]
         at = number * 1000 * US
         jitter = number % 2 * US
         inside = (
@@ -50,6 +51,21 @@ def test_another_length_is_named(tmp_path: Path, cli) -> None:
     assert "Work: 12.5% more FLOPs per step; 1024 became 1152 in the inputs of 2 operators\n" in out
 
 
+def test_batches_padded_to_their_longest_sample_are_no_other_work(tmp_path: Path, cli) -> None:
+    """Lengths differ from step to step in both runs, the mean by 10%."""
+    paths = [
+        made(tmp_path / "one", [880, 1010, 960, 930, 1120, 850, 1040, 900]),
+        made(tmp_path / "other", [1070, 990, 1150, 1020, 940, 1190, 1080, 1010]),
+    ]
+    change = work_change(ppprof.diff(*map(ppprof.open, paths)))
+    assert (change.flops_ratio, change.dims) == (None, None)
+    assert "Work:" not in cli("diff", *paths).out
+    longer = made(tmp_path / "longer", [1880, 2010, 1960, 1930, 2120, 1850, 2040, 1900])
+    change = work_change(ppprof.diff(*map(ppprof.open, [paths[0], longer])))
+    assert change.flops_ratio == pytest.approx(8000 / 7690)
+    assert change.dims is None
+
+
 def test_a_slower_operator_of_equal_work_is_named(tmp_path: Path, cli) -> None:
     paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024, product_us=131)]
     diff = ppprof.diff(*map(ppprof.open, paths))
@@ -67,6 +83,8 @@ def test_a_slower_operator_of_equal_work_is_named(tmp_path: Path, cli) -> None:
     out = cli("diff", *paths, "--views", "shape").out
     assert f"Efficiency: {name} is 30.8% slower at equal work\n" in out
     assert "Operator shapes" in out
+    out = cli("diff", *paths, "--views", "shape", "--format", "md").out
+    assert f"\n- Efficiency: {name} is 30.8% slower at equal work\n" in out
 
 
 def test_equal_runs_have_equal_work(tmp_path: Path) -> None:
