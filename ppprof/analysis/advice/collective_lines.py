@@ -136,13 +136,11 @@ def _lines(calls: pl.DataFrame, votes: pl.DataFrame) -> list[pl.Series]:
         _most(calls, of_one, _KIND),
         _most(calls, of_loop, _LOOP),
     ]
-    line = guesses[-1]
-    guess = pl.Series([len(guesses) - 1] * calls.height, dtype=pl.Int64)
-    for number, better in reversed(list(enumerate(guesses[:-1]))):
-        line = better.fill_null(line)
-        guess = guess.zip_with(better.is_null(), pl.Series([number], dtype=pl.Int64))
-    guess = guess.set(line.is_null(), None)
-    return [line.alias("line"), guess.alias("guess")]
+    table = pl.DataFrame({str(number): guess for number, guess in enumerate(guesses)})
+    surest = [pl.when(pl.col(name).is_not_null()).then(int(name)) for name in table.columns]
+    return table.select(
+        line=pl.coalesce(table.columns), guess=pl.coalesce(surest).cast(pl.Int64)
+    ).get_columns()
 
 
 def _most(calls: pl.DataFrame, votes: pl.DataFrame, key: Sequence[str]) -> pl.Series:

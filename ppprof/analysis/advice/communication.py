@@ -132,9 +132,9 @@ def _lines_of_axis(evidence: Evidence, axis: str, exposed_ns: float) -> pl.DataF
     """
     calls = evidence.collective_calls.filter(pl.col("axis") == axis)
     typical = evidence.steps["step"].unique()
-    every = calls.group_by("line", "op").agg(
-        every=pl.col("step").unique().sort().implode().map_elements(every_steps, pl.Int64).first()
-    )
+    apart = pl.col("step").unique().sort().diff().drop_nulls()
+    is_regular = (apart.n_unique() == 1) & (apart.first() > 1)
+    every = calls.group_by("line", "op").agg(every=pl.when(is_regular).then(apart.first()))
     calls = calls.filter(pl.col("step").is_in(typical.implode()))
     num = max(1, evidence.steps["rank"].n_unique()) * max(1, len(typical))
     weight = (pl.col("members").str.count_matches(r"[,>]") + 1) / num
@@ -159,16 +159,6 @@ def _lines_of_axis(evidence: Evidence, axis: str, exposed_ns: float) -> pl.DataF
     scaled = pl.col("wait_ns", "transfer_ns", "time_ns") / whole_ns * exposed_ns
     rows = rows.join(every, ["line", "op"], "left", nulls_equal=True).with_columns(scaled)
     return rows.sort("time_ns", "line", "op", descending=[True, False, False])
-
-
-def every_steps(steps: pl.Series) -> int | None:
-    """Return how many steps lie between two of some steps; None for 1, and if it is not always as many.
-
-    >>> every_steps(pl.Series([11, 13, 15])), every_steps(pl.Series([11, 12])), every_steps(pl.Series([1, 3, 6]))
-    (2, None, None)
-    """
-    apart = steps.diff().drop_nulls().unique()
-    return int(apart[0]) if len(apart) == 1 and apart[0] > 1 else None
 
 
 def _shown(rows: pl.DataFrame) -> pl.DataFrame:
