@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import beside, launches, memory, products, slow_steps, trust, waiting
+from ppprof.analysis.advice import (
+    beside,
+    communication,
+    launches,
+    memory,
+    products,
+    slow_steps,
+    trust,
+    waiting,
+)
 from ppprof.analysis.advice.discarded_rows import MOST_KEPT
 from ppprof.analysis.advice.disjoint import IDLE, disjoint
 from ppprof.analysis.advice.evidence import Evidence
@@ -87,7 +96,23 @@ RULES: tuple[Rule, ...] = (
         waiting.pipeline_bubble,
         thresholds={**_TIME, "good_bubble_ratio": waiting.GOOD_BUBBLE_RATIO},
     ),
-    Rule("exposed-communication", waiting.exposed_communication, thresholds=_TIME),
+    Rule(
+        "exposed-communication",
+        communication.exposed_communication,
+        thresholds={
+            **_TIME,
+            "many": communication.MANY_CALLS,
+            "small_bytes": communication.SMALL_BYTES,
+        },
+    ),
+    Rule(
+        "small-collectives",
+        communication.small_collectives,
+        thresholds={
+            "least_ratio": communication.LEAST_SYNCHRONISING,
+            "most_bytes": communication.SYNCHRONISING_BYTES,
+        },
+    ),
     Rule("allocation", launches.allocation, thresholds=_TIME),
     Rule("pageable-copies", launches.pageable_copies, thresholds=_TIME),
     Rule("blocking-copies", launches.blocking_copies, thresholds=_TIME),

@@ -7,13 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
+from ppprof.analysis.advice.communication import synchronising_calls
 from ppprof.analysis.advice.evidence import Evidence, mean_of
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Fact, Finding, severity_of
 from ppprof.analysis.profile.step_basis import RECORDED
 from ppprof.trace import GARBAGE_COLLECTION
 
+SYNCHRONISING = "small-collectives"
+"""The rule whose cost is a replay in which ranks do not wait at some collectives."""
+
 WAITING = frozenset(
-    ("slow-rank", "stage-imbalance", "slow-link", "pipeline-bubble", "exposed-communication")
+    (
+        *("slow-rank", "stage-imbalance", "slow-link", "pipeline-bubble", "exposed-communication"),
+        SYNCHRONISING,
+    )
 )
 """Rules about the time in which ranks wait for each other or communicate."""
 
@@ -101,7 +108,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     kept = []
     claimed: dict[str, float] = {}
     of_statements: list[Mapping[str, float]] = []
-    for finding in replayed(list(findings), evidence):
+    for finding in _on_top(replayed(list(findings), evidence), evidence):
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
             kept.append(finding)
             continue
@@ -160,6 +167,9 @@ def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
     place, cause = finding.facts.get("gap"), finding.facts.get("wording")
     known_ns = 0.0
     for other in others:
+        # Ranks that are slow in turn make steps slow only because they wait for each other.
+        if other.rule == SYNCHRONISING and cause is None:
+            known_ns += other.share * finding.cost_ns / finding.share if other.share else 0.0
         if cause == "collection" and other.rule == "garbage-collection":
             known_ns += other.cost_ns or 0.0
         if cause == "line" and other.rule in PARTED:
@@ -213,13 +223,32 @@ def replayed(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
                 finding,
                 cost_ns=cost_ns,
                 share=share,
-                severity=severity_of(share),
+                severity=severity_of(share, finding.at_most),
                 alone_ns=replays.saved_ns(finding.changes),
             )
         elif number in left:
             if not are_kept:
                 continue
             finding = dataclasses.replace(finding, changes=())
+        result.append(finding)
+    return result
+
+
+def _on_top(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
+    """Return the findings; what ranks win that do not wait at small collectives is on top of the others' changes."""
+    replays = evidence.replays_of_all_steps
+    known = [change for finding in findings for change in finding.changes]
+    if replays is None or not known:
+        return list(findings)
+    result = []
+    for finding in findings:
+        if finding.rule == SYNCHRONISING:
+            apart = synchronising_calls(evidence)
+            cost_ns = replays.saved_ns(known, apart) - replays.saved_ns(known)
+            share = cost_ns / replays.step_ns
+            if share < LEAST_RATIO:
+                continue
+            finding = _lowered(finding, cost_ns, share)
         result.append(finding)
     return result
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES
 from ppprof.analysis.advice.finding import (
     LEAST_COST_NS,
     LEAST_RATIO,
@@ -33,6 +34,7 @@ from ppprof.analysis.profile.step_basis import (
     unrecorded_steps,
 )
 from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.collectives import COLLECTIVES, KEYS
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
 
@@ -42,6 +44,14 @@ _MOST_OUTSIDE = 200
 SKIPPED_STEPS = 10
 """Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
 typical."""
+
+_CALLS: dict[str, Any] = {
+    **{name: COLLECTIVES[name] for name in ("members", "axis", "op", "step", "index", "bytes")},
+    **dict.fromkeys(("wait_ns", "transfer_ns", "last_rank"), pl.Int64),
+    **{"line": pl.String, "inside": pl.String, "is_named": pl.Boolean},
+    **{"is_on_device": pl.Boolean, "exposed_ratio": pl.Float64},
+}
+"""Columns of `Evidence.collective_calls`."""
 
 MOST_ERROR = 0.1
 """The graph's steps may differ from the recorded ones by this share. Beyond it, no replay counts."""
@@ -249,16 +259,64 @@ class Evidence:
         Its typical steps may differ from the recorded ones by `MOST_ERROR`, and clocks may be wrong by
         less than the least cost that is reported.
         """
+        return self._replays_of(self.typical_lengths, self.step_ns)
+
+    @cached_property
+    def replays_of_all_steps(self) -> Replays | None:
+        """Replays of ``graph`` as of ``replays``, for all recorded steps, slow ones, too."""
+        if self.all_steps.is_empty():
+            return None
+        return self._replays_of(self.step_lengths, mean_of(self.all_steps, "step_ns"))
+
+    def _replays_of(self, steps: pl.DataFrame, step_ns: float) -> Replays | None:
+        """Return the replays of some steps, which take ``step_ns`` on average; None if not trusted."""
         if self.graph is None or self.cluster is None:
             return None
         errors_ns = [clock.error_ns for clock in self.cluster.clocks.values()]
-        if max(errors_ns, default=0) > LEAST_RATIO * self.step_ns:
+        if max(errors_ns, default=0) > LEAST_RATIO * step_ns:
             return None
         ranks = self.graph.labels["rank"].drop_nulls().unique()
-        steps = self.typical_lengths.select("window", "step")
-        replays = Replays(self.graph, roles_of_ranks(self.topology, ranks), steps)
-        is_close = abs(replays.step_ns - self.step_ns) <= MOST_ERROR * self.step_ns
+        roles = roles_of_ranks(self.topology, ranks)
+        replays = Replays(self.graph, roles, steps.select("window", "step"))
+        is_close = abs(replays.step_ns - step_ns) <= MOST_ERROR * step_ns
         return replays if is_close else None
+
+    @cached_property
+    def collective_calls(self) -> pl.DataFrame:
+        """The collectives of all recorded steps with the lines that call them.
+
+        One row per collective that all of its ranks recorded: members, axis, op, step, index, bytes (int64,
+        null if unknown), wait_ns, transfer_ns and last_rank of `ppprof.analysis.ranks.arrivals.arrivals`;
+        line (null if unknown), inside and is_named of `COLLECTIVE_LINES`; is_on_device; and exposed_ratio
+        (float64), the share of its time that no computation hides.
+        """
+        if self.cluster is None:
+            return pl.DataFrame(schema=_CALLS)
+        of_ranks = [
+            own.collectives.with_columns(rank=pl.lit(rank, pl.Int64))
+            for rank, own in self.indicators.items()
+        ]
+        lines = pl.concat([pl.DataFrame(schema={**COLLECTIVE_LINES, "rank": pl.Int64}), *of_ranks])
+        calls = pl.concat([pl.DataFrame(schema=COLLECTIVES), *self.cluster.collectives])
+        same = ["rank", "op", "step", "index", "start_ns"]
+        length_ns = pl.col("end_ns") - pl.col("start_ns")
+        known = (
+            calls.join(lines.unique(same, keep="first"), same)
+            .sort(*KEYS, "rank")
+            .group_by(KEYS, maintain_order=True)
+            .agg(
+                # Of several ranks, the surest one knows it.
+                pl.col("line")
+                .filter(pl.col("guess") == pl.col("guess").min())
+                .mode()
+                .sort()
+                .first(),
+                pl.col("inside", "is_named", "is_on_device").first(),
+                exposed_ratio=pl.col("exposed_ns").sum() / pl.max_horizontal(length_ns.sum(), 1),
+            )
+        )
+        joined = self.cluster.arrivals.join(known, KEYS, maintain_order="left")
+        return joined.select(pl.col(name).cast(dtype) for name, dtype in _CALLS.items())
 
     @cached_property
     def rank_means(self) -> pl.DataFrame:
@@ -415,6 +473,7 @@ class Evidence:
         rows: pl.DataFrame,
         step: tuple[float, str] | None = None,
         changes: Sequence[str] = (),
+        at_most: str = "major",
     ) -> list[Finding]:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
@@ -433,6 +492,7 @@ class Evidence:
                 recorded (`RECORDED` or another); None: `step_ns` and `basis`.
             changes: what a replay changes to find the cost, if there is one that has all of it
                 (`ppprof.analysis.advice.disjoint`).
+            at_most: the worst severity that the finding may have.
         """
         step_ns, basis = step or (self.step_ns, self.basis)
         cost_ns = min(cost_ns, step_ns)
@@ -447,8 +507,9 @@ class Evidence:
             confidence = "likely"
         can_replay = self.replays is not None and self.replays.can_replay(changes)
         replayed = tuple(changes) if can_replay else ()
-        severity = severity_of(share)
-        return [Finding(rule, severity, cost_ns, share, confidence, all_facts, shown, replayed)]
+        severity = severity_of(share, at_most)
+        values = (rule, severity, cost_ns, share, confidence, all_facts, shown, replayed)
+        return [Finding(*values, at_most=at_most)]
 
     @property
     def _words(self) -> dict[str, Fact]:

@@ -82,6 +82,9 @@ class Finding:
     """Number and text of the lines of source around the place that the finding names; empty if it
     names none, or if no source was kept."""
 
+    at_most: str = "major"
+    """The worst severity that the finding may have: less where no remedy is known to win all of its cost."""
+
     time: StepTime | None = None
     """The longest step, of the rank if the finding names one: where a trace shows it. None without one."""
 
@@ -150,12 +153,13 @@ class Findings(list[Finding]):
         """False if only step times were read, which show few causes."""
 
 
-def severity_of(share: float) -> str:
-    """Return the severity of a possible gain, given as a share of a step.
+def severity_of(share: float, at_most: str = "major") -> str:
+    """Return the severity of a possible gain, given as a share of a step, ``at_most`` the worst.
 
-    >>> severity_of(0.48), severity_of(0.05), severity_of(0.049)
-    ('major', 'moderate', 'minor')
+    >>> severity_of(0.48), severity_of(0.05), severity_of(0.049), severity_of(0.48, "minor")
+    ('major', 'moderate', 'minor', 'minor')
     """
+    severity = "moderate" if share >= MODERATE_RATIO else "minor"
     if share >= MAJOR_RATIO:
-        return "major"
-    return "moderate" if share >= MODERATE_RATIO else "minor"
+        severity = "major"
+    return max(severity, at_most, key=SEVERITIES.index)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES, collective_lines
 from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.growing_work import GROWING, growing_operators
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
@@ -255,6 +256,8 @@ class Indicators(NamedTuple):
     """File -> line number -> text, of the user's code: see `ppprof.rundir.python_stacks`."""
     framework: str = ""
     """``torch`` or ``paddle``: whose words the advice is in; "" if unknown."""
+    collectives: pl.DataFrame = pl.DataFrame(schema=COLLECTIVE_LINES)
+    """Columns of `COLLECTIVE_LINES`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory``, ``kept`` and ``growing`` are unchanged."""
@@ -358,6 +361,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         frozenset(profile.whole.doubts),
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
         profile.trace.framework,
+        collective_lines(profile),
     )
 
 
@@ -404,6 +408,7 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         frozenset().union(*(part.doubts for part in parts)),
         joined_source([part.source for part in parts]),
         parts[0].framework if parts else "",
+        joined("collectives", COLLECTIVE_LINES),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 
 import polars as pl
 
@@ -223,115 +222,8 @@ GOOD_BUBBLE_RATIO = 0.1
 """Share of a step that is bubble. Below it, more micro-batches gain little and make kernels
 smaller."""
 
-_AXES = ("dp", "mp", "sep", "sharding", "pp")
 _MOST_SAMPLES = 10**9
 """A config with more samples in a step is broken, and its number has too many divisors to try."""
-
-
-def exposed_communication(evidence: Evidence) -> list[Finding]:
-    """Report communication that no computation hides, one finding per axis.
-
-    The cost excludes the wait for late ranks and the excess of slow links. If the traces cannot
-    separate the wait from the transfer, such as that of a single rank, the cost contains it, and the
-    texts of the finding say so.
-    """
-    findings: list[Finding] = []
-    for column in evidence.rank_means.columns:
-        if column.startswith("exposed_"):
-            findings += _exposed(evidence, column.removeprefix("exposed_").removesuffix("_ns"))
-    return findings
-
-
-def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
-    exposed, whole = f"exposed_{axis}_ns", f"communication_{axis}_ns"
-    ranks = evidence.rank_means.filter(pl.col(whole) > 0).select("rank", exposed, whole)
-    if ranks.is_empty() or evidence.typical is None:
-        return []
-    each_ns = mean_of(ranks, exposed)
-    groups = evidence.typical.groups.filter(pl.col("axis") == axis)
-    wording, rows = None, groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
-    transfer_ns = each_ns * _transfer_ratio(groups)
-    if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
-        # The wait for the other side is bubble, so transfers do not include it.
-        wording, transfer_ns, rows = "of-stages", each_ns, rows.drop("wait_ns")
-    elif groups.is_empty():
-        wording, transfer_ns = "with-waiting", each_ns
-    if groups.is_empty():
-        rows = ranks.sort(exposed, "rank", descending=[True, False])
-    slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
-    slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    on_axis = {"ep": "experts"}.get(axis, axis)
-    if on_axis not in _BLOCKS:
-        on_axis = _kind_of(evidence.typical.arrivals, axis)
-    facts: dict[str, Fact] = {
-        "axis": axis,
-        "line": evidence.first_name(f"communication {axis}"),
-        "exposed_ns": each_ns,
-        "communication_ns": mean_of(ranks, whole),
-        "transfer_ns": transfer_ns,
-        "wait_ns": each_ns - transfer_ns,
-        "wording": wording,
-        "degree": evidence.degree(axis) if axis in _AXES else None,
-        "remedy": f"{evidence.remedy(*_BLOCKS[on_axis])}-{on_axis}",
-        "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
-        **_settings_of_sharding(evidence),
-    }
-    # How much of it can be hidden is unknown: this is the maximum.
-    changes = [f"overlap {axis}"]
-    return evidence.time_finding(
-        *("exposed-communication", transfer_ns - slow_ns, "possible"), facts, rows, changes=changes
-    )
-
-
-def _settings_of_sharding(evidence: Evidence) -> dict[str, Fact]:
-    """Return the settings that can be better, as facts; None for those that are already so."""
-    settings = evidence.setting("Distributed.sharding")
-    known = settings if isinstance(settings, Mapping) else {}
-    return {
-        "reduce_overlap": None if known.get("reduce_overlap") is True else "False",
-        "sharding_stage": 3 if known.get("sharding_stage") == 3 else None,
-    }
-
-
-def _kind_of(arrivals: pl.DataFrame, axis: str) -> str:
-    """Return "experts" if most communication over an axis exchanges tokens, all to all; else "other"."""
-    took = pl.col("wait_ns") + pl.col("transfer_ns")
-    ops = arrivals.filter(pl.col("axis") == axis).group_by("op").agg(took.sum().alias("took_ns"))
-    longest = ops.sort("took_ns", "op")["op"].tail(1).str.contains("(?i)all_?to_?all")
-    return "experts" if longest.any() else "other"
-
-
-_BLOCKS = {
-    "dp": ("Global", "Engine", "Distributed"),
-    "mp": ("Distributed",),
-    "sharding": ("Distributed",),
-    "sep": ("Distributed",),
-    "pp": ("Model",),
-    "experts": (),
-    "other": (),
-}
-"""Axis -> blocks with the keys that its proposal names."""
-
-_KEYS = {
-    "mp": "Distributed.mp_degree",
-    "dp": "Global.local_batch_size",
-    "pp": "Model.virtual_pp_degree",
-}
-
-
-def _transfer_ratio(groups: pl.DataFrame) -> float:
-    """Return the share of the transfer in the time that the members of groups spend in collectives.
-
-    ::
-
-        rank 0   [ wait | transfer ]       each rank counts, so large groups count more
-        rank 1          [ transfer ]
-    """
-    size = pl.col("members").str.count_matches(r"[,>]") + 1
-    transfer, wait = groups.select(
-        (pl.col("transfer_ns") * size).sum(), (pl.col("wait_ns") * size).sum()
-    ).row(0)
-    return transfer / (transfer + wait) if transfer + wait else 1.0
 
 
 def slow_rank(evidence: Evidence) -> list[Finding]:

@@ -15,7 +15,7 @@ from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.path.rank_graph import KINDS
 from ppprof.analysis.profile.module_tree import SEPARATOR
 from ppprof.analysis.profile.runtime_calls import COPY, LAUNCH, kind_of_call
-from ppprof.arrays import Bool, Float64, Int64
+from ppprof.arrays import Bool, Float64, Int32, Int64
 from ppprof.errors import UsageError
 from ppprof.trace.operator_inputs import operator_of_gradient
 
@@ -260,12 +260,18 @@ class Replays:
         """Return whether the graph has what each of the changes names."""
         return all(self._factors_of(change) is not None for change in changes)
 
-    def saved_ns(self, changes: Sequence[str]) -> float:
-        """Return what a step gets shorter with all of some changes that can be replayed."""
+    def saved_ns(self, changes: Sequence[str], apart: pl.DataFrame | None = None) -> float:
+        """Return what a step gets shorter with all of some changes that can be replayed.
+
+        Args:
+            changes: the changes, as of `parse_change`.
+            apart: collectives in which ranks do not wait for each other: see `Graph.apart`; None: none.
+        """
         factors = [self._factors_of(change) for change in dict.fromkeys(changes)]
-        return self.step_ns - self._mean_ns(
-            np.prod([each for each in factors if each is not None], axis=0)
-        )
+        known = [each for each in factors if each is not None]
+        product = np.prod(known, axis=0) if known else None
+        source = None if apart is None else self._graph.apart(apart)
+        return self.step_ns - self._mean_ns(product, source)
 
     def _factors_of(self, change: str) -> Float64 | None:
         if change not in self._factors:
@@ -276,6 +282,6 @@ class Replays:
             self._factors[change] = factors
         return self._factors[change]
 
-    def _mean_ns(self, factors: Float64 | None) -> float:
-        step_ns = self._graph.step_ns(factors)[self._steps["row"].to_numpy()]
+    def _mean_ns(self, factors: Float64 | None, source: Int32 | None = None) -> float:
+        step_ns = self._graph.step_ns(factors, source)[self._steps["row"].to_numpy()]
         return float(step_ns.mean()) if len(step_ns) else 0.0

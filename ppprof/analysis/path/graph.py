@@ -26,7 +26,13 @@ import polars as pl
 
 from ppprof.analysis.path.rank_graph import LABELS, NOT_RECORDED, RankGraph
 from ppprof.analysis.profile.module_tree import SEPARATOR
-from ppprof.analysis.ranks.collectives import KEYS, match_collectives, with_members, with_rank
+from ppprof.analysis.ranks.collectives import (
+    COLLECTIVES,
+    KEYS,
+    match_collectives,
+    with_members,
+    with_rank,
+)
 from ppprof.arrays import Array, Float64, Int32, Int64
 from ppprof.choices import StepRange
 from ppprof.errors import UsageError
@@ -42,6 +48,17 @@ JOB_LABELS: dict[str, pl.DataType] = {
 }
 """Columns of the labels of a job's edges: those of `LABELS`; the rank, null between ranks; and the
 members and the axis of communication whose ranks all recorded it."""
+
+_NODES_OF_MEETING = ("meeting", "start_node", "end_node")
+
+MEETINGS: dict[str, pl.DataType] = {
+    "window": pl.Int64(),
+    **{name: COLLECTIVES[name] for name in (*KEYS, "rank")},
+    **dict.fromkeys(_NODES_OF_MEETING, pl.Int64()),
+}
+"""Columns of the collectives that all of their ranks recorded: the window, the keys of
+`ppprof.analysis.ranks.collectives.KEYS`, the rank, and three nodes: ``meeting``, at which the last rank
+has arrived, and those at which the collective starts and ends on this rank."""
 
 _MOST_NS = 2**62
 """Most time that all edges together may take: times are int64."""
@@ -67,6 +84,7 @@ class Graph:
         ends: the nodes that end steps: rank, window, step, node, begin_ns, the time at which the step
             begins on the rank, and begin_node, the node with which it moves in a replay.
         of_steps: the steps whose paths are asked for; None: all steps.
+        meetings: the collectives whose ranks meet at a node: columns of `MEETINGS`; None: none.
     """
 
     def __init__(
@@ -80,6 +98,7 @@ class Graph:
         labels: pl.DataFrame,
         ends: pl.DataFrame,
         of_steps: StepRange | None = None,
+        meetings: pl.DataFrame | None = None,
     ) -> None:
         order = _order(time_ns, source, target)
         position = np.empty(len(order), np.int32)
@@ -123,6 +142,11 @@ class Graph:
         self._ends = ends.with_columns(
             pl.Series(name, position[ends[name].to_numpy()]) for name in ("node", "begin_node")
         )
+        met = pl.DataFrame(schema=MEETINGS) if meetings is None else meetings
+        self.meetings = met.with_columns(
+            pl.Series(name, position[met[name].to_numpy()]) for name in _NODES_OF_MEETING
+        )
+        """Columns of `MEETINGS`, one row per collective and rank."""
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -163,25 +187,50 @@ class Graph:
             .sort("window", "step")
         )
 
-    def replayed(self, weight_ns: Int64 | None = None) -> Int64:
+    def replayed(self, weight_ns: Int64 | None = None, source: Int32 | None = None) -> Int64:
         """Return the time of each node if the edges take other times, shape (N,).
 
         Args:
             weight_ns: time that each edge takes, shape (E,); None: ``weight_ns`` of the graph, which
                 gives the recorded times.
+            source: node from which each edge leads, shape (E,); None: ``source`` of the graph.
         """
         weight_ns = self.weight_ns if weight_ns is None else weight_ns
         time_ns: Int64 = self.time_ns.copy()
-        arguments = (self.first, self.source, weight_ns, time_ns)
+        arguments = (self.first, self.source if source is None else source, weight_ns, time_ns)
         if core.call("earliest", len(time_ns), *arguments) is None:
             _earliest(*arguments)
         return time_ns
 
-    def step_ns(self, factors: Float64 | None = None) -> Int64:
+    def apart(self, collectives: pl.DataFrame) -> Int32:
+        """Return the source of each edge, shape (E,), if ranks do not wait in some collectives.
+
+        The transfer of such a collective begins on each rank when that rank arrives::
+
+            rank 0   ####[ wait | transfer ]##        ####[ transfer ]##
+            rank 1   ##########[ transfer ]##         ##########[ transfer ]##
+
+        Args:
+            collectives: the collectives: rows of ``meetings`` with these ``KEYS``.
+        """
+        met = self.meetings.join(collectives, KEYS, "semi")
+        meeting, start, end = (met[name].to_numpy().astype(np.int64) for name in _NODES_OF_MEETING)
+        target = np.repeat(np.arange(len(self.time_ns)), np.diff(self.first))
+        key = target << 32 | self.source
+        wanted = end << 32 | meeting
+        edge = np.minimum(np.searchsorted(key, wanted), max(len(key) - 1, 0))
+        # An edge against the clocks' order was left out.
+        exists = (key[edge] == wanted) & (start < end) if len(key) else np.zeros(len(edge), bool)
+        source: Int32 = self.source.copy()
+        source[edge[exists]] = start[exists]
+        return source
+
+    def step_ns(self, factors: Float64 | None = None, source: Int32 | None = None) -> Int64:
         """Return the length of each step of ``steps`` in a replay.
 
         Args:
             factors: what the time of each label's edges is multiplied by, shape (labels,); None: 1.
+            source: node from which each edge leads, shape (E,), as of `apart`; None: ``source``.
 
         Raises:
             UsageError: times would be beyond int64.
@@ -192,7 +241,9 @@ class Graph:
             if (factors > 1).any() and changed_ns.sum() > _MOST_NS:
                 raise UsageError("the steps would take many years: expected smaller factors")
             weight_ns = changed_ns.astype(np.int64)
-        ended = self._ended(self.replayed(weight_ns)).select("window", "step", "begin_ns", "end_ns")
+        ended = self._ended(self.replayed(weight_ns, source)).select(
+            "window", "step", "begin_ns", "end_ns"
+        )
         before = ended.select("window", pl.col("step") + 1, last_ns="end_ns")
         steps = self.steps.select("window", "step")
         for table in (ended, before):
@@ -359,8 +410,10 @@ def job_graph(
     root_ns = np.full(len(windows), 2**63 - 1)
     np.minimum.at(root_ns, root, np.concatenate(times))
     time_ns = np.concatenate((root_ns, *times))
-    arrived_ns, meetings, meeting_labels = _meetings(calls.values(), time_ns, topology, num_labels)
-    edges.append(meetings)
+    arrived_ns, to_meetings, meeting_labels, meetings = _meetings(
+        calls.values(), time_ns, topology, num_labels
+    )
+    edges.append(to_meetings)
     not_recorded = pl.select(kind=pl.lit(NOT_RECORDED, LABELS["kind"]))
     source, target, least_ns, label = (np.concatenate(columns) for columns in zip(*edges))
     no_root = np.full(len(windows), -1)
@@ -375,6 +428,7 @@ def job_graph(
         pl.concat([*labels, meeting_labels, not_recorded], how="diagonal"),
         pl.concat(ends),
         steps,
+        meetings,
     )
 
 
@@ -387,7 +441,7 @@ def _meetings(
     time_ns: Int64,
     topology: Topology | None,
     first_label: int,
-) -> tuple[Int64, _Edges, pl.DataFrame]:
+) -> tuple[Int64, _Edges, pl.DataFrame, pl.DataFrame]:
     """Return the nodes at which all ranks of a collective have arrived, and the edges of these nodes.
 
     Args:
@@ -398,7 +452,7 @@ def _meetings(
 
     Returns:
         The time of each node, numbered after those of ``time_ns``; the edges from each rank's start and
-        to its end; and their labels, numbered from ``first_label``.
+        to its end; their labels, numbered from ``first_label``; and columns of `MEETINGS`.
     """
     # The nodes' times are on one clock already.
     matched = pl.concat(
@@ -432,7 +486,8 @@ def _meetings(
         link="members",
         axis="axis",
     )
-    return arrived_ns, edges, table
+    met = matched.with_columns(meeting=pl.Series(node)).select(*MEETINGS)
+    return arrived_ns, edges, table, met
 
 
 def _order(time_ns: Int64, source: Array, target: Array) -> Int64:

@@ -64,6 +64,7 @@ from tests.fixtures.findings import (
     growing,
     holding,
     in_lines,
+    late_in_turn,
     loading,
     looping,
     losing,
@@ -133,6 +134,15 @@ NEARLY = {
     # Who comes first waits 200 for 5 of transfer.
     "exposed-communication": {
         "threads": [computing(600, reduced=805), computing(800, reduced=805)]
+    },
+    # Of 1000, the ranks win 20.
+    "small-collectives": {
+        "threads": [
+            late_in_turn((400, 380), (370, 400)),
+            late_in_turn((370, 400), (400, 380)),
+        ],
+        "stacks": [in_lines((350, FORWARD), (50, AFTER), (600, BACKWARD))] * 2,
+        "hosts": ["host", "host"],
     },
     "allocation": {"threads": [allocating_on_device(100, 300)]},
     "pageable-copies": {"threads": [copying_pageable("Memcpy HtoD (Pinned -> Device)")]},
@@ -1842,7 +1852,9 @@ def test_communication_has_the_line_that_calls_it(tmp_path):
     (finding,) = communication_of(path)
     assert finding.place == ("train.py", 13)
     (row,) = finding_rows([finding], "en")
-    assert row.what.endswith("waiting for the last rank (above all in train.py:13).")
+    assert row.what.endswith(
+        "200 us of it is in 1 call of all_reduce a step (of 64 B each, on average) in train.py:13."
+    )
 
 
 THIN = {"X0": [[1, 1024]], "X1": [[1024, 1024]]}

@@ -281,3 +281,24 @@ def test_slow_steps_count_without_what_another_finding_has_of_their_cause(
         assert costs[rule] == 200 * US
         left = added - known if added - known >= 10 else 0
         assert costs.get("slow-steps", 0) == pytest.approx(left * US)
+
+
+@pytest.mark.parametrize(("cause", "left_us"), [(None, 50), ("line", 200)])
+def test_steps_that_are_slow_since_ranks_wait_in_turn_count_once(
+    cause: str | None, left_us: int, tmp_path: Path
+) -> None:
+    """Of 200 that slow steps cost, ranks win 150 that do not wait; a line that slow steps have is no wait."""
+    steps = thread(lambda at: (op(at, 0, 1000),))
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
+    facts = {"basis": NOT_RECORDED, "wording": cause}
+    found = [
+        Finding(rule, "major", cost_us * US, cost_us / 1000, "possible", facts, pl.DataFrame())
+        for rule, cost_us in (("slow-steps", 200), ("small-collectives", 150))
+    ]
+    left = {each.rule: each.cost_ns for each in disjoint(found, evidence)}
+    # Without other ranks, no time is a wait.
+    assert left.get("small-collectives") is None
+    two = run(tmp_path / "two", **TRIGGERS["exposed-communication"][0])
+    evidence = collect_evidence_of_run(ppprof.open(two))
+    left = {each.rule: each.cost_ns for each in disjoint(found, evidence)}
+    assert left == {"slow-steps": left_us * US, "small-collectives": 150 * US}

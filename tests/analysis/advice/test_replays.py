@@ -178,6 +178,13 @@ def test_the_best_change_comes_first_and_others_on_top_of_it():
     assert costs(table.__getitem__, "c", "b", "a") == {"a": 400, "b": 100}
 
 
+def test_a_replay_makes_no_finding_worse_than_it_may_be():
+    replays = SimpleNamespace(saved_ns=lambda changes: 400.0)
+    fake = SimpleNamespace(replays=replays, step_ns=STEP_NS)
+    (left,) = replayed([dataclasses.replace(finding("a"), at_most="minor")], fake)
+    assert (left.cost_ns, left.severity) == (400, "minor")
+
+
 def test_two_causes_that_delay_alike_keep_the_costs_of_their_rules():
     """As on two ranks that both are late: mending one wins nothing, mending both wins 400."""
     assert costs(lambda changes: 400 if len(changes) == 2 else 0, "a", "b") == {"own": 500}

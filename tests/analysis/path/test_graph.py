@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.path.graphs import edges, graph_of, slack_ns
+from tests.analysis.path.graphs import edges, graph_of, job, slack_ns
+from tests.fixtures.timeline import Thread, span
 
 
 def weights_of(times, edges):
@@ -116,3 +118,48 @@ def test_the_numbers_of_nodes_do_not_matter(each_core, drawn, random):
     assert sorted(graph.time_ns.tolist()) == graph.time_ns.tolist()
     assert (graph.replayed() == graph.time_ns).all()
     assert graph.step_ns().sum() == times[-1] - times[0]
+
+
+def meeting(parts, apart, transfer):
+    """When each rank works, for each part, and when it has met the other behind it.
+
+    Args:
+        parts: what ranks 0 and 1 work for ahead of each collective.
+        apart: the collectives in which they do not wait for each other.
+        transfer: the time of each transfer.
+    """
+    now, spans = [0, 0], ([], [])
+    for number, lengths in enumerate(parts):
+        starts = [time + length for time, length in zip(now, lengths)]
+        met = [time if number in apart else max(starts) for time in starts]
+        for own, start, end in zip(spans, starts, met):
+            own.append((start, end + transfer))
+        now = [time + transfer for time in met]
+    return spans, max(now)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=5),
+    st.sets(st.integers(0, 4)),
+)
+def test_ranks_that_do_not_wait_in_some_collectives_wait_in_the_others(
+    tmp_path_factory, parts, apart
+):
+    """The replay is what a walk along both ranks shows."""
+    facts = "all_reduce[axis=dp group=1 bytes=4 peers=0,1]"
+    spans, end = meeting(parts, set(), 7)
+    ranks = [
+        [
+            Thread(1, "main").around(
+                span("ProfileStep", "ProfileStep#1", 0, end).around(
+                    *(span("Communication", facts, *times) for times in own)
+                )
+            )
+        ]
+        for own in spans
+    ]
+    graph = job(tmp_path_factory.mktemp("ranks"), *ranks)
+    chosen = graph.meetings.filter(pl.col("index").is_in(list(apart)))
+    assert graph.meetings.height == 2 * len(parts)
+    assert graph.step_ns(source=graph.apart(chosen)).tolist() == [meeting(parts, apart, 7)[1]]
+    assert graph.step_ns(source=graph.apart(chosen.clear())).tolist() == [end]

@@ -1,0 +1,244 @@
+"""Which line communicates and what is proposed for it; ranks that wait at small collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice import advise
+from ppprof.analysis.advice.finding import Finding
+from ppprof.report.text.advice import finding_rows, findings_document
+from ppprof.run.advise import collect_evidence_of_run
+from tests.fixtures.findings import (
+    AFTER,
+    BACKWARD,
+    FORWARD,
+    LOGS,
+    US,
+    in_lines,
+    late_in_turn,
+    one,
+    op,
+    thread,
+)
+from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import Span, Thread
+
+ALONE = [in_lines((800, FORWARD), (200, BACKWARD))] * 2
+"""The last 200 of each step are in one line."""
+
+
+def call(at: int, start: int, end: int, name: str = "all_reduce", size: int | None = 4096) -> Span:
+    """A collective of two ranks."""
+    facts = "" if size is None else f" bytes={size} dtype=float32"
+    facts = f"{name}[axis=dp group=1{facts} peers=0,1]"
+    return op(at, start, end, facts, category="Communication")
+
+
+def calls(at: int, num: int, name: str = "all_reduce", size: int | None = 4096) -> Iterable[Span]:
+    """Collectives one behind the other, for 200 together."""
+    return [call(at, 800 + 20 * n, 800 + 20 * (n + 1), name, size) for n in range(num - 1)] + [
+        call(at, 800 + 20 * (num - 1), 1000, name, size)
+    ]
+
+
+def reducing(at: int, start: int, end: int) -> Span:
+    """A Backward in which the reducer of DataParallel divides for 10 and reduces until its end."""
+    divides = op(at, start, start + 10, "scale kernel launch", category="DygraphKernelLaunch")
+    node = op(at, start, end, "Global_GradNodeAccumulation").around(divides)
+    return op(at, start, end, "Backward", node, category="Backward")
+
+
+def updating(at: int, start: int, end: int) -> Span:
+    return op(at, start, end, "Optimization Step", category="Optimization")
+
+
+JOBS = {
+    "buffer": lambda at: (op(at, 0, 800), *calls(at, 8)),
+    "own-cpu": lambda at: (op(at, 0, 800), *calls(at, 7)),
+    "own-cpu of large tensors": lambda at: (op(at, 0, 800), *calls(at, 8, size=1 << 20)),
+    "replicas": lambda at: (op(at, 0, 800), *calls(at, 8, "broadcast")),
+    "objects": lambda at: (op(at, 0, 800), *calls(at, 1, "all_gather_object", None)),
+    "small of barriers": lambda at: (op(at, 0, 800), *calls(at, 1, "barrier", None)),
+    "layers": lambda at: (
+        op(at, 0, 800),
+        op(at, 800, 1000, "Norm", *calls(at, 8), category="Forward"),
+    ),
+    "values": lambda at: (
+        op(at, 0, 800),
+        op(at, 800, 1000, "Loss", *calls(at, 2), category="Forward"),
+    ),
+    "dp-cpu": lambda at: (op(at, 0, 700), reducing(at, 790, 1000), updating(at, 700, 780)),
+    "dp-accumulate": lambda at: (
+        op(at, 0, 700),
+        updating(at, 700, 780),
+        reducing(at, 790, 900),
+        reducing(at, 900, 1000),
+    ),
+}
+"""Remedy, with what else it is for -> the spans of a step of 1000, of which the last 200 communicate."""
+
+
+def communication(path: Path) -> Finding:
+    return one("exposed-communication", ppprof.advise(ppprof.open(path)))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_proposal_is_for_what_communicates(job: str, tmp_path: Path):
+    remedy = job.partition(" ")[0]
+    threads = [thread(JOBS[job])] * 2
+    found = communication(run(tmp_path / "log", threads, stacks=ALONE, hosts=["host"] * 2))
+    assert found.facts["remedy"] == f"code-{remedy}"
+    assert found.place == ("train.py", 13)
+    # Nothing hides what each update needs on a CPU.
+    is_needed = remedy in ("own-cpu", "dp-cpu", "values")
+    assert found.severity == ("minor" if is_needed else "major")
+    if remedy == "dp-accumulate":
+        assert "Each update reduces gradients 2 times." in finding_rows([found], "en")[0].do
+
+
+def test_without_samples_the_proposal_is_that_of_the_axis(tmp_path: Path):
+    found = communication(run(tmp_path / "log", [thread(JOBS["buffer"])] * 2))
+    assert (found.facts["remedy"], found.severity) == ("code-dp", "major")
+    assert found.evidence.drop("wait_ns", "transfer_ns").rows(named=True) == [
+        {"op": "all_reduce", "calls": pytest.approx(8), "mean_bytes": 4096}
+    ]
+
+
+def test_each_line_and_operation_has_a_row(tmp_path: Path):
+    """Two lines reduce; the broadcasts of every second step have samples in none of their calls of 64 bytes.
+
+    ::
+
+        us      0        500   700       900  1000
+        even    #########[13   ][15 13 13    ]        13: reductions; 15: broadcasts
+        odd     #########[13   ]##############
+    """
+
+    def make(at: int) -> Iterable[Span]:
+        is_even = at // (1000 * US) % 2 == 0
+        yield op(at, 0, 500)
+        yield call(at, 500, 700, size=1 << 20)
+        if is_even:
+            yield call(at, 700, 900, "broadcast", 1 << 20)
+            for number, size in enumerate((64, 128)):
+                yield call(at, 900 + 10 * number, 910 + 10 * number, "broadcast", size)
+            yield op(at, 920, 1000)
+        else:
+            yield op(at, 700, 1000)
+
+    stacks = in_lines((500, FORWARD), (200, BACKWARD), (200, LOGS), (100, FORWARD))
+    path = run(tmp_path / "log", [thread(make)] * 2, stacks=[stacks] * 2, hosts=["host"] * 2)
+    found = communication(path)
+    assert found.evidence.rows(named=True) == [
+        {
+            **{"line": "train.py:13", "op": "all_reduce", "calls": 1.0, "every": None},
+            **{"mean_bytes": 1 << 20, "wait_ns": 0.0, "transfer_ns": pytest.approx(200 * US)},
+        },
+        {
+            "line": "train.py:7, log(): file.write(json.dumps(weights))",
+            **{"op": "broadcast", "calls": pytest.approx(1.5), "every": 2},
+            "mean_bytes": pytest.approx(((1 << 20) + 192) / 3),
+            **{"wait_ns": 0.0, "transfer_ns": pytest.approx(110 * US)},
+        },
+    ]
+    assert found.facts["exposed_ns"] == pytest.approx(310 * US)
+    # The broadcasts can go, the reductions cannot: their line is named, though they take longer.
+    assert (found.facts["remedy"], found.place) == ("code-replicas", ("train.py", 7))
+    (row,) = finding_rows([found], "en")
+    assert row.what.endswith(
+        "110 us of it is in 1.5 calls of broadcast a step (every 2 steps) (of 341 KiB each, on average) "
+        "in train.py:7, log(): file.write(json.dumps(weights))."
+    )
+    (entry,) = findings_document([found])["findings"]
+    assert [each["every"] for each in entry["evidence"]] == [None, 2]
+
+
+IN_TURN = (400, 100), (100, 400)
+"""The lengths of two parts of a step on two ranks, between which they meet in a small collective."""
+LINES = [
+    in_lines((500, FORWARD), (500, BACKWARD)),
+    in_lines((100, FORWARD), (300, AFTER), (400, FORWARD), (200, BACKWARD)),
+]
+
+
+def in_turn(path: Path, first: Sequence[int], second: Sequence[int], **options: object) -> Path:
+    threads = [late_in_turn(first, second, **options), late_in_turn(second, first, **options)]
+    return run(path, threads, stacks=LINES, hosts=["host"] * 2)
+
+
+def small(path: Path) -> list[Finding]:
+    found = ppprof.advise(ppprof.open(path))
+    return [each for each in found if each.rule == "small-collectives"]
+
+
+@pytest.mark.parametrize(
+    ("options", "cost_us"),
+    [
+        ({}, 300),
+        ({"small": "barrier"}, 300),
+        ({"size": 1 << 20}, None),  # it may be the gradients
+        ({"size": 8 << 10}, None),
+    ],
+)
+def test_ranks_that_are_late_in_turn_win_what_they_wait_for_nothing(
+    options: dict[str, object], cost_us: int | None, tmp_path: Path
+):
+    found = small(in_turn(tmp_path / "log", *IN_TURN, **options))
+    assert [each.cost_ns for each in found] == ([] if cost_us is None else [cost_us * US])
+    for each in found:
+        barrier = options.get("small") == "barrier"
+        assert each.facts["remedy"] == ("code-barrier" if barrier else "code")
+        assert (each.facts["late_rank"], each.facts["late_ratio"]) == (0, 1.0)
+        (row,) = each.evidence.rows(named=True)
+        assert (row["calls"], row["wait_ns"], row["transfer_ns"]) == (1, 150 * US, 20 * US)
+
+
+def test_a_rank_that_is_always_late_is_waited_for_later(tmp_path: Path):
+    """Rank 0 works for 300 longer ahead of both collectives: without the first, ranks wait in the second."""
+    assert not small(in_turn(tmp_path / "log", (400, 400), (100, 100)))
+
+
+@pytest.mark.parametrize("why", ["a layer needs it", "no other reduction", "neither"])
+def test_what_the_training_may_need_is_waited_for(why: str, tmp_path: Path):
+    """A small all_reduce in a layer, or the only one of the job: it may be a norm, or the gradients."""
+
+    def make(own: Sequence[int]) -> Thread:
+        def step(at: int) -> Iterable[Span]:
+            inner = call(at, own[0], 420, size=4)
+            yield op(at, 0, own[0])
+            if why == "a layer needs it":
+                inner = op(at, own[0], 420, "Norm", inner, category="Forward")
+            yield inner
+            yield op(at, 420, 420 + own[1])
+            other = "barrier" if why == "no other reduction" else "all_reduce"
+            yield call(at, 420 + own[1], 1000, other, size=1 << 20)
+
+        return thread(step)
+
+    threads = [make(own) for own in IN_TURN]
+    found = small(run(tmp_path / "log", threads, stacks=LINES, hosts=["host"] * 2))
+    assert {name for each in found for name in each.evidence["op"]} == {
+        "a layer needs it": set(),
+        "no other reduction": {"barrier"},
+        "neither": {"all_reduce"},
+    }[why]
+
+
+def test_waits_and_transfers_count_once(tmp_path: Path):
+    """Of 1000, 200 are transfers, and 300 waits of the ranks for each other in turn."""
+    evidence = collect_evidence_of_run(ppprof.open(in_turn(tmp_path / "log", *IN_TURN)))
+    costs = {each.rule: each.cost_ns for each in advise(evidence) if each.rule in WAITS}
+    assert costs == {"small-collectives": 300 * US, "exposed-communication": 200 * US}
+    replays = evidence.replays
+    assert replays is not None
+    apart = evidence.collective_calls.filter(pl.col("bytes") == 4)
+    assert replays.saved_ns(["overlap dp"], apart) == sum(costs.values())
+    assert replays.saved_ns(["overlap dp"]) == 200 * US
+
+
+WAITS = ("small-collectives", "exposed-communication", "slow-rank")
