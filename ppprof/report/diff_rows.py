@@ -141,9 +141,10 @@ def _changed(table: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
 
 
 def _has_other_calls(sure_from: float) -> pl.Expr:
-    """Return whether the number of calls changed, by more than where a window cuts a period of calls."""
+    """Return whether one run has no call, or the numbers differ by more than where windows cut a period of calls."""
     delta = pl.col("delta_calls").abs()
-    return (delta > 0) & (delta >= sure_from * pl.col("noise_calls")).fill_null(value=True)
+    is_clear = (delta >= sure_from * pl.col("noise_calls")).fill_null(value=True)
+    return (delta > 0) & (is_clear | (pl.col("status") != "both"))
 
 
 def _changed_rows(
@@ -169,8 +170,7 @@ def _changed_branches(
     delta = pl.col("delta_self_ns").abs()
     is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
     if not selection.include_noise:
-        is_in_one = (pl.col("status") != "both") & _has_other_calls(sure_from)
-        is_chosen &= pl.col("is_clear").fill_null(True) | is_in_one
+        is_chosen &= pl.col("is_clear").fill_null(True) | (pl.col("status") != "both")
     if selection.pattern:
         is_chosen &= pl.col("name").str.contains(selection.pattern)
     chosen = modules.select(is_chosen.fill_null(False)).to_series().to_list()

@@ -498,6 +498,7 @@ LEAST_CHANGE = 0.001
 """Smaller changes of the FLOPs are those of single small operators."""
 
 _LEAST_SHARE_OF_STEP = 0.01
+_LEAST_SHARE_OF_CHANGE = 0.25
 _DIM = re.compile(r"\d{1,18}")
 _MOST_NAMES = 200
 """Most operators of either run to compare: those with the most time."""
@@ -515,7 +516,8 @@ class WorkChange(NamedTuple):
     operators; None if no size did in two operators, or if one of them also became another, or came from another."""
     slower: tuple[str, float] | None
     """The operator of equal work in both runs with the largest clear change of its time, at least 1%
-    of a step: its name, and the change over the baseline's time; None without one."""
+    of a step and a quarter of what the step clearly changed by: its name, and the change over the baseline's time; None
+    without one."""
 
 
 def work_change(diff: Diff) -> WorkChange:
@@ -544,7 +546,7 @@ def _flops_ratio(diff: Diff) -> float | None:
     )
     for row in Diff(*together).by_name("operator_shapes", "flops").iter_rows(named=True):
         is_known = row["baseline_flops"] and row["experiment_flops"]
-        if is_known and (row["is_clear"] or not row["delta_flops"]):
+        if is_known and (row["is_clear"] is not False or not row["delta_flops"]):
             return float(row["delta_ratio_flops"])
     return None
 
@@ -586,9 +588,14 @@ def _slower(diff: Diff, table: pl.DataFrame) -> tuple[str, float] | None:
     step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
     if not isinstance(step_ns, float):
         return None
+    change = diff.change
+    if change.ratio is None or change.verdict not in ("slower", "faster"):
+        return None
     same_work = (pl.col("status") == "both") & (pl.col("delta_calls") == 0) & pl.col("is_clear")
-    is_large = pl.col("delta_time_ns").abs() >= _LEAST_SHARE_OF_STEP * step_ns
-    rows = table.filter(same_work & is_large & pl.col("delta_ratio_time").is_not_null())
+    # A smaller part of the change is what the same operator differs by from process to process.
+    least_ns = max(_LEAST_SHARE_OF_STEP, _LEAST_SHARE_OF_CHANGE * abs(change.ratio)) * step_ns
+    is_cause = pl.col("delta_time_ns") * (1 if change.ratio > 0 else -1) >= least_ns
+    rows = table.filter(same_work & is_cause & pl.col("delta_ratio_time").is_not_null())
     if rows.is_empty():
         return None
     row = rows.row(0, named=True)

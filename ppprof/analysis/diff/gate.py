@@ -97,7 +97,7 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
     if is_of_step_time:
         reason = diff.change.reason
     outcome = interval_outcome(threshold, change.value, change.low, change.high, reason)
-    is_small = is_of_step_time and diff.change.is_within_runs
+    is_small = is_of_step_time and (diff.change.is_within_runs or threshold.target in _RATES)
     if outcome.status == "fail" and is_small and _is_small(threshold, diff):
         return outcome._replace(
             status="inconclusive", detail=f"{outcome.detail}; {diff.change.advice}"

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.significance import BETWEEN_RUNS
 
 _LEAST_OF_STEP = 0.01
 _SHARE_OF_LARGEST = 0.5
 """Ranks whose own time changed by less than this share of the largest change are not those that made the change."""
+_SURE = 2.0
+"""Standard errors by which a change is below that."""
 
 
 class LineChange(NamedTuple):
@@ -32,13 +35,15 @@ def line_change(diff: Diff) -> LineChange | None:
     """Return the line with the largest change in the direction of the step, at least 1% of a step.
 
     None unless the changes of the line and of all lines together are clear: code that has moved from
-    one line to another makes no step longer. Nor if the verdict on the step time is the opposite: other steps than
-    the sampled ones decide it. If the own time of ranks changed, only their lines count:
+    one line to another makes no step longer. Nor if the verdict on the step time is the opposite, or that there is no
+    difference; without a verdict, what equal runs differ by (`BETWEEN_RUNS`) is too little.  If the own time of ranks changed, only their lines count:
     the others wait for these ranks, in a line that did not change.
     """
     if diff.lines.is_empty():
         return None
     verdict = diff.change.verdict
+    if verdict == "no difference seen":
+        return None
     diff, rank = _of_changed_ranks(diff)
     runs = diff.baseline, diff.experiment
     step_ns = [run.steps["step_ns"].cast(pl.Float64).mean() for run in runs]
@@ -50,24 +55,40 @@ def line_change(diff: Diff) -> LineChange | None:
     sign = 1 if nets_ns[0] > 0 else -1
     if verdict == ("faster" if sign > 0 else "slower"):
         return None
-    lines = diff.lines.filter("is_clear").filter(pl.col("delta_time_ns") * sign > 0)
-    for name, status, delta_ns in lines.select("name", "status", "delta_time_ns").head(1).rows():
-        least_ns = min(sign * time_ns for time_ns in (*nets_ns, delta_ns))
-        if least_ns >= _LEAST_OF_STEP * step_ns[0]:
-            return LineChange(name, status, sign * least_ns, rank)
+    least_ns = (_LEAST_OF_STEP if verdict in ("slower", "faster") else BETWEEN_RUNS) * step_ns[0]
+    lines = diff.lines.filter("is_clear")
+    for name, status, delta_ns in lines.select("name", "status", "delta_time_ns").rows():
+        change_ns = min(sign * time_ns for time_ns in (*nets_ns, delta_ns))
+        if change_ns >= least_ns and not _is_edited(lines, status, sign):
+            return LineChange(name, status, sign * change_ns, rank)
     return None
+
+
+def _is_edited(lines: pl.DataFrame, status: str, sign: int) -> bool:
+    """Return whether lines of one run alone may be edited lines of the other: what these take is no change.
+
+    Of all that only one run has, the other one has half as much or more.
+    """
+    if status == "both":
+        return False
+    alone = lines.filter(pl.col("status") != "both")["delta_time_ns"] * sign
+    more_ns, less_ns = alone.filter(alone > 0).sum(), -alone.filter(alone < 0).sum()
+    return bool(less_ns >= more_ns / 2)
 
 
 def _of_changed_ranks(diff: Diff) -> tuple[Diff, int | None]:
     """Return the comparison of the ranks whose own time made the change, and their number if it is one.
 
-    The whole comparison if the own time of no rank changed clearly, or that of all did.
+    The whole comparison if the own time of no rank changed clearly, that of all did, or that of others may have.
     """
     ranks = diff.ranks.filter(pl.col("status") == "both")
     own_ns = pl.col("delta_own_ns")
     changed = ranks.filter("is_clear").filter(own_ns * pl.col("delta_step_ns") > 0)
-    changed = changed.filter(own_ns.abs() >= _SHARE_OF_LARGEST * own_ns.abs().max())
-    if changed.height in (0, ranks.height):
+    least_ns = _SHARE_OF_LARGEST * (changed["delta_own_ns"].abs().max() or 0.0)  # type: ignore[operator]
+    changed = changed.filter(own_ns.abs() >= least_ns)
+    others = ranks.join(changed, "experiment_rank", "anti")
+    most_ns = own_ns.abs() + _SURE * pl.col("noise_own_ns").fill_null(0)
+    if changed.height in (0, ranks.height) or others.filter(most_ns >= least_ns).height:
         return diff, None
     runs = [
         replace(run, **{name: getattr(run, name).filter(is_chosen) for name in ("steps", "lines")})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -45,12 +47,10 @@ class _Line(NamedTuple):
 
 _Side = dict[str, _Line]
 """The lines of one run, keyed by what they are compared by."""
-_MOVED = -1
-"""Distance of lines of equal text: they come before edited ones, since a function that is put around a line
-leaves a call in its place."""
-
 _NEAR = 1
 """Most lines between the places of an edited line: of two lines farther apart, a run may have sampled one by chance."""
+_ALIKE = 0.6
+"""Texts of lines that are less alike are two lines, not an edited one: `difflib.SequenceMatcher.ratio`."""
 
 
 def keys_of_lines(
@@ -66,8 +66,8 @@ def keys_of_lines(
         train.py:7, log()            train.py:7, log(): save(x)   train.py:7, log()
 
     A line is that of equal text in the same function and file; where a run has kept no source, that of
-    equal number. Of the lines that only one run has, those at one place between the same lines of a
-    function are one edited line, and those of equal text elsewhere are one moved line. The last mapping is from keys
+    equal number. Of the lines that only one run has, those of equal text elsewhere are one moved line, and those of a like text
+    at one place between the same lines of a function are one edited line. The last mapping is from keys
     to names, which are those on the right.
     """
     parsed = [
@@ -112,26 +112,66 @@ def _shown(*lines: _Line) -> str:
 
 
 def _partners(baseline: _Side, experiment: _Side) -> dict[str, str]:
-    """Return the edited and moved lines: key in the baseline -> key in the experiment."""
+    """Return the moved and edited lines: key in the baseline -> key in the experiment.
+
+    Moved ones come first, since a function that is put around a line leaves a call in its place.
+    """
     gone = [key for key in baseline if key not in experiment]
     new = [key for key in experiment if key not in baseline]
-    in_both = [(line, experiment[key]) for key, line in baseline.items() if key in experiment]
-    distances = []
+    moved, edited = [], []
     for old, now in product(gone, new):
         one, other = baseline[old], experiment[now]
         if one.source and one.source == other.source:
-            distances.append((_MOVED, old, now))
-        elif one[:2] == other[:2]:
-            distance = _distance(one, other, in_both)
-            if distance is not None and distance <= _NEAR:
-                distances.append((distance, old, now))
+            far = abs(one.numbers[0] - other.numbers[0])
+            moved.append(((one.function != other.function, one.file != other.file, far), old, now))
+    partners = _one_to_one(moved)
+    files = _renamed_files(baseline, experiment, partners)
+    in_both = [(line, experiment[key]) for key, line in baseline.items() if key in experiment]
+    in_both += [(baseline[old], experiment[now]) for old, now in partners.items()]
+    left = set(new) - set(partners.values())
+    for old, now in product((key for key in gone if key not in partners), left):
+        one, other = baseline[old], experiment[now]
+        if (files.get(one.file, one.file), one.function) != other[:2]:
+            continue
+        distance = _distance(one, other, in_both)
+        if distance is not None and distance <= _NEAR:
+            alike = _alike(one.source, other.source)
+            if alike >= _ALIKE:
+                edited.append(((distance, -alike), old, now))
+    return {**partners, **_one_to_one(edited)}
+
+
+def _one_to_one(pairs: Iterable[tuple[Any, str, str]]) -> dict[str, str]:
+    """Return the pairs with the least first values of which no other one has a part."""
     partners: dict[str, str] = {}
     taken: set[str] = set()
-    for _, old, now in sorted(distances):
+    for _, old, now in sorted(pairs):
         if old not in partners and now not in taken:
             partners[old] = now
             taken.add(now)
     return partners
+
+
+def _renamed_files(
+    baseline: _Side, experiment: _Side, moved: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the files that only one run has, and between which the most lines have moved: old -> new."""
+    sides = [{line.file for line in side.values()} for side in (baseline, experiment)]
+    pairs = Counter(
+        (baseline[old].file, experiment[now].file)
+        for old, now in moved.items()
+        if baseline[old].file not in sides[1] and experiment[now].file not in sides[0]
+    )
+    return _one_to_one((-num, *pair) for pair, num in pairs.items())
+
+
+def _alike(one: str, other: str) -> float:
+    """Return how alike two texts are, 0 to 1: 1 if one is in the other; 0 if one is unknown."""
+    texts = one.removeprefix(": "), other.removeprefix(": ")
+    if not all(texts):
+        return 0.0
+    is_part = min(texts, key=len) in max(texts, key=len)
+    return 1.0 if is_part else SequenceMatcher(None, *texts).ratio()
 
 
 def _distance(before: _Line, after: _Line, in_both: Iterable[tuple[_Line, _Line]]) -> int | None:
@@ -141,7 +181,7 @@ def _distance(before: _Line, after: _Line, in_both: Iterable[tuple[_Line, _Line]
     """
     distances = []
     for one, other in in_both:
-        if one.file != before.file:
+        if (one.file, other.file) != (before.file, after.file):
             continue
         steps = [
             line.numbers[0] - near.numbers[0] for line, near in ((before, one), (after, other))

@@ -114,8 +114,12 @@ class RunCosts:
 
     @cached_property
     def unrecorded(self) -> pl.DataFrame:
-        """rank, step, step_ns of the steps that were not recorded: see `unrecorded_steps`."""
-        return unrecorded_steps(self.times).select("rank", "step", "step_ns")
+        """rank, step, step_ns of the steps that were not recorded: see `unrecorded_steps`.
+
+        The first step of a run is step 0 here, also where the training was resumed: what grows with the steps of a
+        process begins anew.
+        """
+        return unrecorded_steps(self.times).select("rank", "step_ns", step="num_before")
 
     @cached_property
     def recorded(self) -> pl.DataFrame:

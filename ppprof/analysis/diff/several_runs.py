@@ -110,7 +110,11 @@ def run_times(sides: Sequence[Mapping[str, pl.DataFrame]]) -> list[dict[str, Run
         steps = [{name: _steps(table) for name, table in side.items()} for side in whole]
     numbers = [set(own["num_before"]) for side in steps for own in side.values()]
     enough = [each for each in numbers if len(_without_first(each)) >= LEAST_STEPS]
-    shared = _without_first(set.intersection(*enough)) if enough else set()
+    shared = set.intersection(*enough) if enough else set()
+    first = num_first(max(map(len, enough), default=0))
+    # All leave out as many as the longest does, unless too few would be left.
+    later = {number for number in shared if number >= first}
+    shared = later if len(later) >= LEAST_STEPS else _without_first(shared)
     if enough and len(shared) < LEAST_STEPS:
         raise InputError(
             f"the runs have {Counted(len(shared)):step|steps} outside windows in common; expected at least "

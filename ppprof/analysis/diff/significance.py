@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,14 +124,17 @@ class Change:
     @property
     def _growth(self) -> str:
         """What is said about steps that grow; empty if neither run's do."""
-        names = ("baseline", "experiment")
-        grow = [
-            f"the {name}'s steps {'grow' if ns > 0 else 'shrink'} by {format_time(abs(ns))} a step"
-            for name, ns in zip(names, self.growth_ns)
-            if ns is not None
-        ]
         over = f" over {Counted(self.baseline_steps):step|steps}"
-        return f"at equal step numbers, {' and '.join(grow)}{over}" if grow else ""
+        grow = _growth_text(self.growth_ns)
+        return f"at equal step numbers, {grow}{over}" if grow else ""
+
+
+def _growth_text(growth_ns: Sequence[float | None]) -> str:
+    return " and ".join(
+        f"the {name}'s steps {'grow' if ns > 0 else 'shrink'} by {format_time(abs(ns))} a step"
+        for name, ns in zip(("baseline", "experiment"), growth_ns)
+        if ns is not None
+    )
 
 
 def verdict_of(low: float | None, high: float | None) -> str:
@@ -192,10 +196,13 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
         return Change(ratio, None, None, *num, reason=reason)
     if not means[1]:
         return Change(ratio, None, None, *num, reason="the experiment's steps take no time")
-    growth: list[float | None] = [None, None]
+    growth = [_growth_ns(*side) for side in zip(numbers, sides)]
     if np.array_equal(*numbers):
-        growth = [_growth_ns(*side) for side in zip(numbers, sides)]
         sides = [_without(*side) for side in zip(growth, numbers, sides)]
+    elif any(growth):
+        grow = _growth_text(growth)
+        reason = f"{grow}, and few steps of the runs have equal numbers"
+        return Change(ratio, None, None, *num, growth_ns=(growth[0], growth[1]), reason=reason)
     random = np.random.default_rng(_SEED)
     tail = (1 - _CONFIDENCE) / 2
     log_ratio = math.log(means[1] / means[0])
@@ -239,7 +246,7 @@ def equal_steps(
         baseline     1 2 3 4 5 6 7 8       3 4 5 6 7 8      the mean of all would depend on how many there are
         experiment       5 5 5 5 5 5 5     5 5 5 5 5 5
 
-    Both tables as they are if neither grows, or with fewer than `LEAST_STEPS` such steps.
+    Both tables as they are if neither grows, or with fewer than `_LEAST_OF_TREND` such steps: then there is no interval.
 
     Args:
         baseline: one row per rank and step: rank, step, step_ns.
@@ -249,7 +256,7 @@ def equal_steps(
         return baseline, experiment
     one = baseline.join(experiment, "step", "semi")
     other = experiment.join(baseline, "step", "semi")
-    return (one, other) if one["step"].n_unique() >= LEAST_STEPS else (baseline, experiment)
+    return (one, other) if one["step"].n_unique() >= _LEAST_OF_TREND else (baseline, experiment)
 
 
 def _growth_ns(numbers: Float64, times: Float64) -> float | None:

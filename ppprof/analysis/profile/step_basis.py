@@ -59,15 +59,15 @@ def unrecorded_steps(times: pl.DataFrame) -> pl.DataFrame:
         times: columns of `ppprof.rundir.step_times.STEP_TIMES`.
 
     Returns:
-        rank, step, step_ns and reader_cost_ns (null if no batch was read).
+        rank, step, step_ns, reader_cost_ns (null if no batch was read) and num_before (`num_before`).
     """
     steps = sound_steps(times)
     first = num_first(steps["step"].n_unique())
-    return steps.filter(pl.col("num_before") >= first).drop("num_before")
+    return steps.filter(pl.col("num_before") >= first)
 
 
 def sound_steps(times: pl.DataFrame) -> pl.DataFrame:
-    """Return `unrecorded_steps` with the first ones, and num_before of each (`num_before`)."""
+    """Return `unrecorded_steps` with the first ones."""
     is_stalled = pl.col("excluded").fill_null(value=False)
     return times.filter(pl.col("window").is_null() & ~is_stalled).select(
         "rank",

@@ -172,10 +172,22 @@ def test_no_line_makes_a_faster_run_slower(tmp_path: Path, length: float, is_nam
 
 
 def test_a_line_adds_no_more_than_all_lines_together(tmp_path: Path) -> None:
-    before = {STEP: 1000, (30, "main", "write(x)"): 2000}
-    after = {STEP: 1000, (7, "log", "save(x)"): 2300}
+    before = {STEP: 1000, (30, "main", "write(x)"): 200}
+    after = {STEP: 1000, (7, "log", "save(x)"): 500}
     assert sentence(tmp_path, before, after) == (
         "Line: 300 us a step more in train.py:7, log(): save(x) (new)"
+    )
+
+
+def test_a_line_that_may_be_an_edited_one_is_not_what_changed(tmp_path: Path) -> None:
+    """The step is longer by what the other line adds."""
+    before = {STEP: 1000, (30, "main", "write(x)"): 2000}
+    after = {STEP: 1000, (7, "log", "save(y)"): 2300}
+    assert not sentence(tmp_path / "one", before, after)
+    (augment,) = [(9, "read", "augment(x)")]
+    after = {STEP: 1000, augment: 600, (7, "log", "save(y)"): 2000}
+    assert sentence(tmp_path / "two", {**before, augment: 300}, after) == (
+        "Line: 300 us a step more in train.py:9, read(): augment(x)"
     )
 
 
@@ -213,13 +225,52 @@ def test_lines_that_are_not_at_one_place_are_not_edited() -> None:
 
 
 def test_of_several_edited_lines_the_nearest_are_one() -> None:
-    before = ["a.py:1, f(): a", "a.py:3, f(): old", "a.py:9, f(): last", "a.py:12, f(): z"]
-    after = ["a.py:11, f(): a", "a.py:13, f(): new", "a.py:19, f(): end", "a.py:22, f(): z"]
+    before = ["a.py:1, f(): a", "a.py:3, f(): x = g(1)", "a.py:9, f(): y = g(1)", "a.py:12, f(): z"]
+    after = [
+        "a.py:11, f(): a",
+        "a.py:13, f(): x = g(2)",
+        "a.py:19, f(): y = g(2)",
+        "a.py:22, f(): z",
+    ]
     *_, names = keys_of_lines(before, after)
     assert set(names.values()) >= {
-        "a.py:3 -> 13, f(): old -> new",
-        "a.py:9 -> 19, f(): last -> end",
+        "a.py:3 -> 13, f(): x = g(1) -> x = g(2)",
+        "a.py:9 -> 19, f(): y = g(1) -> y = g(2)",
     }
+
+
+def test_lines_of_unlike_texts_are_two() -> None:
+    """One was sampled by chance, and the other one was inserted beside it."""
+    before = ["a.py:8: lr = sched(step)", "a.py:9: net(x)"]
+    *_, names = keys_of_lines(before, ["a.py:9: save(x)", "a.py:10: net(x)"])
+    assert "a.py:9: save(x)" in names.values()
+    *_, names = keys_of_lines(
+        ["a.py:8: loss = crit(net(x), y)"], ["a.py:8: out = net(x)", "a.py:9: loss = crit(out, y)"]
+    )
+    assert "a.py:8 -> 9: loss = crit(net(x), y) -> loss = crit(out, y)" in names.values()
+
+
+def test_lines_of_which_a_run_has_no_text_are_not_edited() -> None:
+    before = ["a.py:42", "a.py:1: x"]
+    *_, names = keys_of_lines(before, ["a.py:41", "a.py:1: x"])
+    assert sorted(names.values()) == ["a.py:1: x", "a.py:41", "a.py:42"]
+
+
+def test_of_lines_of_equal_text_that_of_the_same_function_is_the_same() -> None:
+    before = ["train.py:10, train(): logits = model(x)"]
+    after = ["fixed.py:12, train(): logits = model(x)", "fixed.py:10, distill(): logits = model(x)"]
+    *_, names = keys_of_lines(before, after)
+    assert (
+        "train.py:10, train(): logits = model(x) -> fixed.py:12, train(): logits = model(x)"
+        in names.values()
+    )
+
+
+def test_lines_of_a_copied_file_are_edited_ones() -> None:
+    before = ["base.py:1: x = f()", "base.py:2: y = g()", "base.py:3: z = net(x)"]
+    after = ["new.py:1: x = f()", "new.py:2: y = g()", "new.py:3: z = net(x, y)"]
+    *_, names = keys_of_lines(before, after)
+    assert "base.py:3: z = net(x) -> new.py:3: z = net(x, y)" in names.values()
 
 
 def test_without_the_source_of_a_run_numbers_are_compared(tmp_path: Path) -> None:

@@ -25,19 +25,21 @@ def product(start: int, end: int, *shapes: list[int]) -> Span:
     return span("Operator", name, start, end).around(Shapes(inputs, dtypes))
 
 
-def made(folder: Path, lengths: int | list[int], *, product_us: int = 100) -> Path:
-    """Return a run of 8 steps of 1 ms: a product of (length, 64) and (64, 256), and two gelu."""
+def made(
+    folder: Path, lengths: int | list[int], *, product_us: int = 100, step_us: int = 999
+) -> Path:
+    """Return a run of 8 steps: a product of (length, 64) and (64, 256), and two gelu."""
     spans = []
     for number in range(8):
         length = lengths if isinstance(lengths, int) else lengths[number]
-        at = number * 1000 * US
+        at = number * (step_us + 1) * US
         jitter = number % 2 * US
         inside = (
             product(at, at + product_us * US + jitter, [length, 64], [64, 256]),
             product(at + 500 * US, at + 520 * US, [length, 256]),
             product(at + 600 * US, at + 620 * US, [length, 256]),
         )
-        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 999 * US, *inside))
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + step_us * US, *inside))
     return run(folder, [Thread(1, "main", tuple(spans))])
 
 
@@ -67,24 +69,39 @@ def test_batches_padded_to_their_longest_sample_are_no_other_work(tmp_path: Path
 
 
 def test_a_slower_operator_of_equal_work_is_named(tmp_path: Path, cli) -> None:
-    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024, product_us=131)]
+    paths = [
+        made(tmp_path / "one", 1024, product_us=300),
+        made(tmp_path / "other", 1024, product_us=393, step_us=1092),
+    ]
     diff = ppprof.diff(*map(ppprof.open, paths))
     change = work_change(diff)
     assert change.flops_ratio == 0
     assert change.dims is None
     name = "matmul [1024,64] [64,256]"
-    assert change.slower == (name, pytest.approx(31 / 100.5))
+    assert change.slower == (name, pytest.approx(93 / 300.5))
     row = diff.operator_shapes.row(0, named=True)
     assert (row["name"], row["status"]) == (name, "both")
     assert row["baseline_flops"] == row["experiment_flops"] == 2 * 1024 * 64 * 256
-    assert row["delta_time_ns"] == pytest.approx(31 * US)
+    assert row["delta_time_ns"] == pytest.approx(93 * US)
     document = json.loads(cli("diff", *paths, "--format", "json").out)
     assert document["work"]["slower"]["name"] == name
     out = cli("diff", *paths, "--views", "shape").out
-    assert f"Efficiency: {name} is 30.8% slower at equal work\n" in out
+    assert f"Efficiency: {name} is 30.9% slower at equal work\n" in out
     assert "Operator shapes" in out
     out = cli("diff", *paths, "--views", "shape", "--format", "md").out
-    assert f"\n- Efficiency: {name} is 30.8% slower at equal work\n" in out
+    assert f"\n- Efficiency: {name} is 30.9% slower at equal work\n" in out
+
+
+@pytest.mark.parametrize(("step_us", "product_us"), [(999, 393), (1500, 393), (1092, 207)])
+def test_an_operator_that_does_not_explain_the_step_is_not_named(
+    tmp_path: Path, step_us: int, product_us: int
+) -> None:
+    """The same program differs so from process to process: steps are equal, four times as much longer, or longer by something else."""
+    paths = [
+        made(tmp_path / "one", 1024, product_us=300),
+        made(tmp_path / "other", 1024, product_us=product_us, step_us=step_us),
+    ]
+    assert work_change(ppprof.diff(*map(ppprof.open, paths))).slower is None
 
 
 def test_equal_runs_have_equal_work(tmp_path: Path) -> None:
