@@ -277,22 +277,27 @@ def wider_dtype(evidence: Evidence) -> list[Finding]:
 def strided_inputs(evidence: Evidence) -> list[Finding]:
     """Report copies of views, which operators make ahead of their kernels; the cost is their time.
 
-    Each attention has some, often in a layer of the framework: a finding is no more than minor.
+    Each attention has some, often in a layer of the framework: on a device, a finding is no more than minor. On a
+    host, the kernels that copy views are slow, and Paddle can do without views.
     """
     copies = evidence.names("strided")
     cost_ns = float(copies["time_ns"].sum())
     if copies.is_empty() or cost_ns < LEAST_STRIDED * evidence.step_ns:
         return []
+    is_on_host = not evidence.indicator_means["idle_ns"].count()
+    can_do_without = is_on_host and evidence.framework != "torch"
     facts: dict[str, Fact] = {
         "name": copies["name"][0],
         "name_ns": copies["time_ns"][0],
         "copies_ns": cost_ns,
         "calls": float(copies["calls"].sum()),
         "line": evidence.first_name("strided line"),
-        "remedy": "code",
+        "remedy": "code-host" if can_do_without else "code",
     }
     found = evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
-    return [dataclasses.replace(each, severity="minor") for each in found]
+    return (
+        found if can_do_without else [dataclasses.replace(each, severity="minor") for each in found]
+    )
 
 
 def casts(evidence: Evidence) -> list[Finding]:

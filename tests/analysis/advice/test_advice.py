@@ -1360,7 +1360,7 @@ def test_the_kernels_of_a_device_that_copy_views(tmp_path):
             yield op(at, begin + 2, begin + 5, name, inputs, *launches)
 
     found = one("strided-inputs", findings(tmp_path, [thread(make)]))
-    assert found.cost_ns == 200 * US
+    assert (found.severity, found.cost_ns, found.facts["remedy"]) == ("minor", 200 * US, "code")
     assert found.evidence["name"].to_list() == ["relu [8,64]", "relu_grad [8,64]"]
     assert found.facts["line"] == "train.py:7, forward()"
 
