@@ -200,7 +200,7 @@ def _of_first(
     if first["line"] is None:
         return facts, mended_ns
     if kind == "dp-accumulate":
-        facts["num_reductions"] = num_reductions(evidence)
+        facts["num_reductions"] = evidence.num_reductions[first["line"]]
     of_line: dict[str, Fact] = {
         "line": first["line"],
         "op": first["op"],
@@ -218,7 +218,9 @@ def _remedy_of(evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame) -
     where = "" if row["is_on_device"] else "-cpu"
     op = row["op"].lower()
     if not row["is_named"] and row["inside"] == "Backward":
-        return "dp-accumulate" if num_reductions(evidence) >= 2 else f"dp{where}"
+        num = evidence.num_reductions.get(row["line"], 0)
+        # Without a known number, a CPU may reduce the gradients of one update several times, too.
+        return "dp-accumulate" if num > 1 else f"dp{where}" if num else "dp"
     if "object" in op:
         return "objects"
     if "broadcast" in op:
@@ -240,24 +242,6 @@ def _is_in_layers(row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
     in_forward = rows.filter(pl.col("inside") == "Forward", pl.col("op") == row["op"])
     of_gradients = row["calls"] < MANY_CALLS or not in_forward.is_empty()
     return row["inside"] == "Forward" or (row["inside"] == "Backward" and of_gradients)
-
-
-def num_reductions(evidence: Evidence) -> int:
-    """Return how many Backwards reduce gradients for each update of parameters; 0 if unknown.
-
-    ::
-
-        Backward       B r  B r  B r  U       3: r is a reduction of DataParallel
-    """
-    counts = [
-        own.collectives.filter(inside="Backward", is_named=False)
-        .drop_nulls("update")
-        .group_by("step", "update")
-        .agg(num=pl.col("backward").n_unique())["num"]
-        for own in evidence.indicators.values()
-    ]
-    num = pl.concat([pl.Series([], dtype=pl.UInt32), *counts]).median()
-    return int(num or 0)  # type: ignore[arg-type]
 
 
 def _settings_of_sharding(evidence: Evidence) -> dict[str, Fact]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES
+from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES, reductions_of_lines
 from ppprof.analysis.advice.finding import (
     LEAST_COST_NS,
     LEAST_RATIO,
@@ -317,6 +317,11 @@ class Evidence:
         )
         joined = self.cluster.arrivals.join(known, KEYS, maintain_order="left")
         return joined.select(pl.col(name).cast(dtype) for name, dtype in _CALLS.items())
+
+    @cached_property
+    def num_reductions(self) -> Mapping[str, int]:
+        """Line -> how many of its Backwards reduce the same gradients for each update: see `reductions_of_lines`."""
+        return reductions_of_lines(own.collectives for own in self.indicators.values())
 
     @cached_property
     def rank_means(self) -> pl.DataFrame:

@@ -18,6 +18,7 @@ from tests.fixtures.findings import (
     BACKWARD,
     FORWARD,
     LOGS,
+    UPDATE,
     US,
     in_lines,
     late_in_turn,
@@ -46,11 +47,17 @@ def calls(at: int, num: int, name: str = "all_reduce", size: int | None = 4096) 
     ]
 
 
-def reducing(at: int, start: int, end: int) -> Span:
-    """A Backward in which the reducer of DataParallel divides for 10 and reduces until its end."""
-    divides = op(at, start, start + 10, "scale kernel launch", category="DygraphKernelLaunch")
-    node = op(at, start, end, "Global_GradNodeAccumulation").around(divides)
-    return op(at, start, end, "Backward", node, category="Backward")
+def reducing(at: int, start: int, end: int, *layers: str, num: int = 1) -> Span:
+    """A Backward of layers in which the reducer of DataParallel divides for 10, and reduces the rest of its part."""
+    nodes = [op(at, start, start + 1, f"Global_{layer}GradNode") for layer in layers]
+    length = (end - start) // num
+    for begin in range(start, start + num * length, length):
+        divides = op(
+            at, begin + 1, begin + 10, "scale kernel launch", category="DygraphKernelLaunch"
+        )
+        node = op(at, begin + 1, begin + length, "Global_GradNodeAccumulation").around(divides)
+        nodes.append(node)
+    return op(at, start, end, "Backward", *nodes, category="Backward")
 
 
 def updating(at: int, start: int, end: int) -> Span:
@@ -101,6 +108,82 @@ def test_the_proposal_is_for_what_communicates(job: str, tmp_path: Path):
         assert "Each update reduces gradients 2 times." in finding_rows([found], "en")[0].do
 
 
+def of_step(at: int) -> int:
+    return at // (1000 * US)
+
+
+OPTIMIZERS = {
+    "a GAN": (
+        lambda at: (reducing(at, 790, 900, "Relu"), reducing(at, 900, 1000, "Tanh")),
+        ("code-dp", None),
+    ),
+    "models with as many layers, but other buffers": (
+        lambda at: (reducing(at, 790, 900), reducing(at, 900, 1000, num=2)),
+        ("code-dp", None),
+    ),
+    "twins": (
+        lambda at: (reducing(at, 790, 900), reducing(at, 900, 1000)),
+        ("code-dp", None),
+    ),
+    "micro-batches": (
+        lambda at: (reducing(at, 790, 870), reducing(at, 870, 930), reducing(at, 930, 1000)),
+        ("code-dp-accumulate", 3),
+    ),
+    "one model": (lambda at: (reducing(at, 790, 1000),), ("code-dp-cpu", None)),
+}
+"""What two optimizers, which step one after another, train -> the Backwards of each update, the remedy and a number."""
+
+
+@pytest.mark.parametrize("job", OPTIMIZERS)
+def test_backwards_of_two_models_are_no_micro_batches(job: str, tmp_path: Path):
+    backwards, expected = OPTIMIZERS[job]
+
+    def make(at: int) -> Iterable[Span]:
+        yield from (op(at, 0, 600), updating(at, 600, 680), updating(at, 690, 780))
+        yield from backwards(at)
+
+    threads = [thread(make)] * 2
+    found = communication(run(tmp_path / "log", threads, stacks=ALONE, hosts=["host"] * 2))
+    assert (found.facts["remedy"], found.facts["num_reductions"]) == expected
+
+
+def test_backwards_in_two_lines_may_be_of_two_models(tmp_path: Path):
+    """Their layers are equal, as those of an actor and a critic may be."""
+    lines = [in_lines((800, FORWARD), (100, BACKWARD), (100, UPDATE))] * 2
+    threads = [thread(JOBS["dp-accumulate"])] * 2
+    found = communication(run(tmp_path / "log", threads, stacks=lines, hosts=["host"] * 2))
+    assert found.facts["remedy"] == "code-dp"
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ([1, 3, 5], ("code-dp-accumulate", 2, "major")),
+        ([0, 2, 4], ("code-dp-accumulate", 2, "major")),  # what precedes step 0 is unknown
+        ([0], ("code-dp", None, "major")),
+        ([2], ("code-dp", None, "major")),
+        ([], ("code-dp", None, "major")),  # an update class of one's own has no event
+        ([0, 1, 2, 3, 4, 5], ("code-dp-cpu", None, "minor")),
+    ],
+)
+def test_updates_may_take_several_steps(
+    updates: list[int], expected: tuple[str, int | None, str], tmp_path: Path
+):
+    """Each step has a Backward that reduces, and some end with an update."""
+
+    def make(at: int) -> Iterable[Span]:
+        yield from (op(at, 0, 700), reducing(at, 700, 900))
+        if of_step(at) in updates:
+            yield updating(at, 900, 990)
+
+    stacks = [in_lines((700, FORWARD), (200, BACKWARD), (100, UPDATE))] * 2
+    found = communication(
+        run(tmp_path / "log", [thread(make)] * 2, stacks=stacks, hosts=["host"] * 2)
+    )
+    facts = found.facts
+    assert (facts["remedy"], facts["num_reductions"], found.severity) == expected
+
+
 def test_without_samples_the_proposal_is_that_of_the_axis(tmp_path: Path):
     found = communication(run(tmp_path / "log", [thread(JOBS["buffer"])] * 2))
     assert (found.facts["remedy"], found.severity) == ("code-dp", "major")
@@ -120,7 +203,7 @@ def test_each_line_and_operation_has_a_row(tmp_path: Path):
     """
 
     def make(at: int) -> Iterable[Span]:
-        is_even = at // (1000 * US) % 2 == 0
+        is_even = of_step(at) % 2 == 0
         yield op(at, 0, 500)
         yield call(at, 500, 700, size=1 << 20)
         if is_even:
