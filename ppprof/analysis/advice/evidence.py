@@ -522,9 +522,14 @@ class Evidence:
         return {"remedy": "code", **({"framework": "torch"} if self.framework == "torch" else {})}
 
     def warning(
-        self, rule: str, severity: str, facts: Mapping[str, Fact], rows: pl.DataFrame
+        self,
+        rule: str,
+        severity: str,
+        facts: Mapping[str, Fact],
+        rows: pl.DataFrame,
+        confidence: str = "sure",
     ) -> list[Finding]:
-        """Return one finding that costs no time and was measured directly (confidence ``sure``).
+        """Return one finding that costs no time.
 
         Args:
             rule: the rule's name.
@@ -532,9 +537,10 @@ class Evidence:
             facts: numbers and names for the rule's texts. The remedy ``code`` is added; a value of
                 ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
+            confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`: ``sure`` if it was measured directly.
         """
         all_facts = {**self._words, **facts}
-        return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]
+        return [Finding(rule, severity, None, None, confidence, all_facts, rows.head(MOST_ROWS))]
 
 
 def without_slow(steps: pl.DataFrame) -> pl.DataFrame:
