@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,16 +30,28 @@ SYNCHRONISING_BYTES = 1 << 10
 LEAST_SYNCHRONISING = 0.03
 """Share of a step. Less that ranks win if they do not wait at small collectives is not reported."""
 
+_ONE_RANK = 0.95
+"""Share of the calls in which one rank comes last from which it always does."""
+
 _EACH_STEP = 0.9
 """Least calls a step of a collective that comes in each step: a window may begin behind one."""
+
+_ALL_REDUCE = re.compile("(?i)all_?reduce")
+"""Collectives of which one over a buffer has the results of those over its parts."""
 
 _MOST_UNMENDED = 3
 """A line without a remedy of its own is the first if no other line has this part of its time."""
 
-_UNMENDED = ("dp", "dp-cpu", "own", "own-cpu", "values")
+_UNMENDED = ("dp", "dp-cpu", "own", "own-cpu", "values", "values-cpu", "overlap")
 """Remedies of communication that a job of several ranks cannot do without."""
-_UNHIDDEN = ("dp-cpu", "own-cpu", "values")
+_UNHIDDEN = ("dp-cpu", "own-cpu", "values-cpu")
 """Those of it that nothing hides."""
+
+_LEAST_CALLED = 3
+"""Least steps of a window with a call from which they may be called even."""
+
+_HIDDEN = 0.02
+"""Share of the time of a line's collectives that is hidden from which more of it may be."""
 
 _AXES = ("dp", "mp", "sep", "sharding", "pp")
 
@@ -122,7 +135,7 @@ _OF_LINE = ("op", "line_ns", "num_calls", "call_bytes", "every", "num_reductions
 
 
 def _lines_of_axis(evidence: Evidence, axis: str, exposed_ns: float) -> pl.DataFrame:
-    """Return the exposed communication over an axis by line and operation, the longest first.
+    """Return the exposed communication over an axis by line and operation, the longest transfers first.
 
     Returns:
         line, op; inside, is_named and is_on_device of the calls with most of the time; calls (float64, a step of an average
@@ -132,18 +145,18 @@ def _lines_of_axis(evidence: Evidence, axis: str, exposed_ns: float) -> pl.DataF
     """
     calls = evidence.collective_calls.filter(pl.col("axis") == axis)
     typical = evidence.steps["step"].unique()
-    apart = pl.col("step").unique().sort().diff().drop_nulls()
-    is_regular = (apart.n_unique() == 1) & (apart.first() > 1)
-    every = calls.group_by("line", "op").agg(every=pl.when(is_regular).then(apart.first()))
+    every = _distances(calls, evidence.all_steps)
     calls = calls.filter(pl.col("step").is_in(typical.implode()))
     num = max(1, evidence.steps["rank"].n_unique()) * max(1, len(typical))
     weight = (pl.col("members").str.count_matches(r"[,>]") + 1) / num
-    took_ns = (pl.col("wait_ns") + pl.col("transfer_ns")) * pl.col("exposed_ratio")
+    all_ns = pl.col("wait_ns") + pl.col("transfer_ns")
+    took_ns = all_ns * pl.col("exposed_ratio")
     rows = (
         calls.sort(took_ns, descending=True, maintain_order=True)
         .group_by("line", "op", maintain_order=True)
         .agg(
             pl.col("inside", "is_named", "is_on_device").first(),
+            hidden_ratio=1 - took_ns.sum() / pl.max_horizontal(all_ns.sum(), 1),
             calls=weight.sum(),
             most_bytes=pl.col("bytes").max(),
             mean_bytes=pl.col("bytes").mean(),
@@ -157,8 +170,32 @@ def _lines_of_axis(evidence: Evidence, axis: str, exposed_ns: float) -> pl.DataF
         return rows.clear()
     # Communication that not all ranks recorded, and that of two groups at once, is spread over all rows.
     scaled = pl.col("wait_ns", "transfer_ns", "time_ns") / whole_ns * exposed_ns
+    every = every.drop("is_even")
     rows = rows.join(every, ["line", "op"], "left", nulls_equal=True).with_columns(scaled)
-    return rows.sort("time_ns", "line", "op", descending=[True, False, False])
+    by = ["transfer_ns", "time_ns", "line", "op"]
+    return rows.sort(by, descending=[True, True, False, False])
+
+
+def _distances(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return line, op and every of calls: the distance of their steps, if the recorded steps between have none.
+
+    ::
+
+        window 0   c . . c . . c        3; but in windows of one step each, the schedule has made the distance
+
+    No row for lines that call in each step, at several distances, or in fewer than `_LEAST_CALLED` steps of a window.
+    """
+    recorded = steps.select("window", "step").unique().sort("window", "step")
+    recorded = recorded.with_columns(place=pl.int_range(pl.len()).over("window"))
+    by_window = ["line", "op", "window"]
+    called = calls.select("line", "op", "step").unique().join(recorded, "step").sort("step")
+    apart = pl.col("step").diff().over(by_window)
+    called = called.with_columns(apart=apart, num=pl.len().over(by_window))
+    called = called.with_columns(num_recorded=pl.col("place").diff().over(by_window))
+    known = pl.col("apart").drop_nulls()
+    is_even = (known.n_unique() == 1) & (pl.col("num").max() >= _LEAST_CALLED) & (known.first() > 1)
+    is_even &= (pl.col("num_recorded").drop_nulls() == known).all()
+    return called.group_by("line", "op").agg(is_even=is_even, every=known.first()).filter("is_even")
 
 
 def _shown(rows: pl.DataFrame) -> pl.DataFrame:
@@ -173,9 +210,9 @@ def _shown(rows: pl.DataFrame) -> pl.DataFrame:
 def _of_first(
     evidence: Evidence, rows: pl.DataFrame, on_axis: str, remedy: str
 ) -> tuple[dict[str, Fact], float]:
-    """Return the facts of the longest row with a remedy, and the time of the rows that remedies can win.
+    """Return the facts of the row with a remedy that transfers longest, and the transfers that remedies can win.
 
-    Communication that a job of several ranks needs comes behind other lines, unless these take little.
+    The wait for late ranks is no part of either: it counts for them. Communication that a job of several ranks needs comes behind other lines, unless these take little.
     """
     is_known = on_axis in ("dp", "other") and remedy.startswith("code")
     of_torch = evidence.framework == "torch"
@@ -183,24 +220,26 @@ def _of_first(
         _remedy_of(evidence, row, rows) if is_known and not of_torch and row["line"] else None
         for row in rows.iter_rows(named=True)
     ]
-    least_ns = float(rows["time_ns"][0]) / _MOST_UNMENDED
+    least_ns = float(rows["transfer_ns"][0]) / _MOST_UNMENDED
     number = next(
         (
             number
-            for number, (kind, time_ns) in enumerate(zip(kinds, rows["time_ns"]))
-            if kind not in _UNMENDED and time_ns >= least_ns
+            for number, (kind, transfer_ns) in enumerate(zip(kinds, rows["transfer_ns"]))
+            if kind not in _UNMENDED and transfer_ns >= least_ns
         ),
         0,
     )
-    time_ns = [float(time_ns) for time_ns in rows["time_ns"]]
-    mended_ns = sum(each_ns for kind, each_ns in zip(kinds, time_ns) if kind not in _UNHIDDEN)
+    mended_ns = sum(
+        row["transfer_ns"] * _mended_ratio(evidence, row, kind)
+        for row, kind in zip(rows.iter_rows(named=True), kinds)
+    )
     first = rows.row(number, named=True)
     kind = kinds[number]
     facts: dict[str, Fact] = {} if kind is None else {"remedy": f"code-{kind}"}
     if first["line"] is None:
         return facts, mended_ns
     if kind == "dp-accumulate":
-        facts["num_reductions"] = num_reductions(evidence)
+        facts["num_reductions"] = evidence.num_reductions[first["line"]]
     of_line: dict[str, Fact] = {
         "line": first["line"],
         "op": first["op"],
@@ -213,12 +252,26 @@ def _of_first(
     return facts | of_line, mended_ns
 
 
+def _mended_ratio(evidence: Evidence, row: Mapping[str, Any], kind: str | None) -> float:
+    """Return the share of a line's transfers that its remedy can win, 0 to 1."""
+    if kind == "dp-accumulate":
+        num = evidence.num_reductions[row["line"]]
+        return (num - 1) / num
+    return 0.0 if kind in _UNHIDDEN else 1.0
+
+
 def _remedy_of(evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame) -> str | None:
     """Return what to do about the calls of a line: the end of a remedy's name; None for that of the axis."""
+    # Streams of a device compute while others communicate; a CPU does only if some of it is seen to be hidden.
+    in_backward = row["inside"] == "Backward"
+    overlaps = row["hidden_ratio"] >= _HIDDEN or (row["is_on_device"] and in_backward)
     where = "" if row["is_on_device"] else "-cpu"
     op = row["op"].lower()
-    if not row["is_named"] and row["inside"] == "Backward":
-        return "dp-accumulate" if num_reductions(evidence) >= 2 else f"dp{where}"
+    if not row["is_named"] and in_backward:
+        num = evidence.num_reductions.get(row["line"], 0)
+        # Without a known number, a CPU may reduce the gradients of one update several times, too.
+        is_once = num == 1 and not overlaps
+        return "dp-accumulate" if num > 1 else f"dp{where}" if is_once else "dp"
     if "object" in op:
         return "objects"
     if "broadcast" in op:
@@ -227,12 +280,21 @@ def _remedy_of(evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame) -
     is_small = (row["most_bytes"] or 0) <= SYNCHRONISING_BYTES and rows.height > 1
     if "barrier" in op or (is_small and row["inside"] == ""):
         return "small"
+    return _remedy_of_tensors(row, rows, "overlap" if overlaps else None)
+
+
+def _remedy_of_tensors(row: Mapping[str, Any], rows: pl.DataFrame, overlap: str | None) -> str:
+    """Return what to do about the calls of a line that communicate tensors; ``overlap`` if they partly do."""
+    where = "" if row["is_on_device"] else "-cpu"
     is_many = row["calls"] >= MANY_CALLS and (row["mean_bytes"] or 0) < SMALL_BYTES
-    if _is_in_layers(row, rows):
-        return "layers" if is_many else "values"
-    if "reduce" not in op or row["mean_bytes"] is None:
-        return "values"
-    return "buffer" if is_many else f"own{where}"
+    is_in_layers = _is_in_layers(row, rows)
+    if is_in_layers and is_many:
+        return "layers"
+    if is_in_layers or "reduce" not in row["op"].lower() or row["mean_bytes"] is None:
+        return overlap or f"values{where}"
+    if is_many and _ALL_REDUCE.search(row["op"]):
+        return "buffer"
+    return overlap or f"own{where}"
 
 
 def _is_in_layers(row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
@@ -240,24 +302,6 @@ def _is_in_layers(row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
     in_forward = rows.filter(pl.col("inside") == "Forward", pl.col("op") == row["op"])
     of_gradients = row["calls"] < MANY_CALLS or not in_forward.is_empty()
     return row["inside"] == "Forward" or (row["inside"] == "Backward" and of_gradients)
-
-
-def num_reductions(evidence: Evidence) -> int:
-    """Return how many Backwards reduce gradients for each update of parameters; 0 if unknown.
-
-    ::
-
-        Backward       B r  B r  B r  U       3: r is a reduction of DataParallel
-    """
-    counts = [
-        own.collectives.filter(inside="Backward", is_named=False)
-        .drop_nulls("update")
-        .group_by("step", "update")
-        .agg(num=pl.col("backward").n_unique())["num"]
-        for own in evidence.indicators.values()
-    ]
-    num = pl.concat([pl.Series([], dtype=pl.UInt32), *counts]).median()
-    return int(num or 0)  # type: ignore[arg-type]
 
 
 def _settings_of_sharding(evidence: Evidence) -> dict[str, Fact]:
@@ -333,25 +377,34 @@ def small_collectives(evidence: Evidence) -> list[Finding]:
     if saved_ns < LEAST_SYNCHRONISING * replays.step_ns:
         return []
     num_steps = max(1, evidence.all_steps["step"].n_unique())
+    # A rank is in some of the groups only.
+    size = pl.col("members").str.count_matches(r"[,>]") + 1
+    weight = size / (num_steps * max(1, evidence.all_steps["rank"].n_unique()))
     rows = (
         calls.group_by("line", "op")
         .agg(
-            calls=pl.len() / num_steps,
-            wait_ns=pl.col("wait_ns").sum() / num_steps,
-            transfer_ns=pl.col("transfer_ns").sum() / num_steps,
+            calls=weight.sum(),
+            wait_ns=(pl.col("wait_ns") * weight).sum(),
+            transfer_ns=(pl.col("transfer_ns") * weight).sum(),
         )
         .sort("wait_ns", "line", "op", descending=[True, False, False])
     )
     first = rows.row(0, named=True)
     of_line = calls.filter(line=first["line"], op=first["op"])
-    last_rank = of_line["last_rank"].mode().sort()[0]
+    waits = of_line.group_by("members").agg((pl.col("wait_ns") * size).sum())
+    group = waits.sort("wait_ns", "members", descending=[True, False])["members"][0]
+    of_group = of_line.filter(members=group)
+    last_rank = of_group["last_rank"].mode().sort()[0]
+    late_ratio = of_group.filter(last_rank=last_rank).height / of_group.height
     facts: dict[str, Fact] = {
         "line": first["line"],
         "op": first["op"],
         "num_calls": first["calls"],
         "wait_ns": first["wait_ns"],
         "late_rank": last_rank,
-        "late_ratio": of_line.filter(last_rank=last_rank).height / of_line.height,
+        "late_ratio": late_ratio,
+        "group": group if waits.height > 1 else None,
+        "wording": "one-rank" if late_ratio >= _ONE_RANK else None,
         "num_lines": rows.height if rows.height > 1 else None,
         "remedy": "code-barrier" if "barrier" in first["op"].lower() else "code",
     }
@@ -367,15 +420,17 @@ def synchronising_calls(evidence: Evidence) -> pl.DataFrame:
     is_small = (pl.col("bytes").max() <= SYNCHRONISING_BYTES) & (pl.col("bytes").n_unique() == 1)
     is_small &= pl.col("bytes").null_count() == 0
     by_line = ["line", "op"]
+    of_group = pl.col("step").n_unique().over("line", "op", "members")
     chosen = (
         calls.filter("is_named", pl.col("members").str.contains(">").not_())
         .drop_nulls("line")
+        .with_columns(num_steps=of_group)
         .group_by(by_line)
         .agg(
             is_outside=(pl.col("inside") == "").all(),
             is_barrier=is_barrier.all(),
             is_small=is_small,
-            num=pl.len(),
+            num=pl.col("num_steps").min(),
         )
         .filter("is_outside", pl.col("num") >= _EACH_STEP * num_steps)
         .filter(pl.col("is_barrier") | pl.col("is_small"))

@@ -162,14 +162,16 @@ def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
     """
     if finding.rule != BESIDE or not finding.cost_ns or finding.share is None:
         return finding
-    if finding.facts["basis"] == RECORDED:
-        return finding
     place, cause = finding.facts.get("gap"), finding.facts.get("wording")
+    is_wait = cause is None or (cause == "part" and finding.facts.get("part") == "exposed")
     known_ns = 0.0
     for other in others:
-        # Ranks that are slow in turn make steps slow only because they wait for each other.
-        if other.rule == SYNCHRONISING and cause is None:
+        # Ranks that are slow in turn make steps slow only because they wait for each other. The cost of these
+        # waits is that of all recorded steps, with slow ones; those of other findings are of typical steps.
+        if other.rule == SYNCHRONISING and is_wait:
             known_ns += other.share * finding.cost_ns / finding.share if other.share else 0.0
+        if finding.facts["basis"] == RECORDED:
+            continue
         if cause == "collection" and other.rule == "garbage-collection":
             known_ns += other.cost_ns or 0.0
         if cause == "line" and other.rule in PARTED:

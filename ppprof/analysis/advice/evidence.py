@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES
+from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES, reductions_of_lines
 from ppprof.analysis.advice.finding import (
     LEAST_COST_NS,
     LEAST_RATIO,
@@ -319,6 +319,11 @@ class Evidence:
         return joined.select(pl.col(name).cast(dtype) for name, dtype in _CALLS.items())
 
     @cached_property
+    def num_reductions(self) -> Mapping[str, int]:
+        """Line -> how many of its Backwards reduce the same gradients for each update: see `reductions_of_lines`."""
+        return reductions_of_lines(own.collectives for own in self.indicators.values())
+
+    @cached_property
     def rank_means(self) -> pl.DataFrame:
         """One row per rank, ascending: the mean over its typical steps of each time column of `steps`.
 
@@ -517,9 +522,14 @@ class Evidence:
         return {"remedy": "code", **({"framework": "torch"} if self.framework == "torch" else {})}
 
     def warning(
-        self, rule: str, severity: str, facts: Mapping[str, Fact], rows: pl.DataFrame
+        self,
+        rule: str,
+        severity: str,
+        facts: Mapping[str, Fact],
+        rows: pl.DataFrame,
+        confidence: str = "sure",
     ) -> list[Finding]:
-        """Return one finding that costs no time and was measured directly (confidence ``sure``).
+        """Return one finding that costs no time.
 
         Args:
             rule: the rule's name.
@@ -527,9 +537,10 @@ class Evidence:
             facts: numbers and names for the rule's texts. The remedy ``code`` is added; a value of
                 ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
+            confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`: ``sure`` if it was measured directly.
         """
         all_facts = {**self._words, **facts}
-        return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]
+        return [Finding(rule, severity, None, None, confidence, all_facts, rows.head(MOST_ROWS))]
 
 
 def without_slow(steps: pl.DataFrame) -> pl.DataFrame:

@@ -28,7 +28,7 @@ LEAST_LATER = 0.1
 _EVEN = 0.5
 """The smallest growth of a step, as a share of the largest: batches may differ."""
 _MOST_GROWS = 0.5
-"""Share of the operators' time from which all of the step grows, as with longer and longer samples."""
+"""Share of the time of the operators outside optimizers from which all of the step grows, as with longer and longer samples."""
 
 
 def growing_operators(profile: Profile) -> pl.DataFrame:
@@ -51,9 +51,14 @@ def growing_operators(profile: Profile) -> pl.DataFrame:
         return pl.DataFrame(schema=GROWING)
     time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     columns = events.select("step", "shapes", "callstack").slice(0, tree.hosts.height)
-    hosts = tree.hosts.select(pl.col("name").cast(pl.String), time_ns=time).with_columns(columns)
+    hosts = tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=time).with_columns(
+        columns
+    )
     calls = hosts.filter(tree.is_outermost_operator).drop_nulls("step")
     calls = calls.with_columns(elements=map_texts(calls["shapes"], _elements, pl.Int64))
+    phases = tree.innermost(tree.events.host_rows("Optimization", "Forward", "Backward"))
+    is_update = np.isin(phases, tree.events.host_rows("Optimization"))[calls["row"].to_numpy()]
+    calls = calls.filter(~pl.Series(is_update))
     steps = np.sort(calls["step"].unique().to_numpy())
     if len(steps) < LEAST_GROWING:
         return pl.DataFrame(schema=GROWING)

@@ -238,7 +238,8 @@ def growing_work(evidence: Evidence) -> list[Finding]:
     }
     is_large = LATER_STEPS * sums[rank] >= evidence.step_ns
     shown = rows.select("name", "elements", "more_elements", "time_ns", "more_ns")
-    return evidence.warning("growing-work", "major" if is_large else "moderate", facts, shown)
+    severity = "major" if is_large else "moderate"
+    return evidence.warning("growing-work", severity, facts, shown, confidence="likely")
 
 
 def _ends(evidence: Evidence) -> tuple[float | None, float | None]:

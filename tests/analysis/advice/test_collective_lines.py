@@ -14,7 +14,7 @@ from ppprof.run.advise import collect_evidence_of_run
 from ppprof.rundir.python_stacks import PythonStacks
 from tests.fixtures.findings import BACKWARD, OWN, STACKS, UPDATE, US, op, thread
 from tests.fixtures.run_directories import run
-from tests.fixtures.timeline import EPOCH_NS
+from tests.fixtures.timeline import EPOCH_NS, Launch, kernel, launch
 
 SIZES = (64, 64, 8, 16)
 """Bytes of the all_reduces of a step: each begins at the next 100 us, and takes 50."""
@@ -83,3 +83,21 @@ def test_of_two_ranks_the_surest_one_knows_a_line(sure: int, tmp_path: Path):
     calls = evidence.collective_calls.filter(index=2)
     own = OWN[STACKS[sure][0]].line
     assert calls["line"].to_list() == [f"train.py:{own}"] * 2
+
+
+def test_what_a_synchronized_batch_norm_reduces_is_of_a_layer(tmp_path: Path):
+    """Kernels on a device without a span: two of the gradient of a batch norm, then one of the reducer."""
+
+    def make(at: int):
+        def reducing(start: int) -> Launch:
+            times = at + start * US, at + (start + 50) * US
+            return launch(*times, kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", *times))
+
+        norm = op(at, 100, 300, "Global_SyncBatchNormGradNode", reducing(100), reducing(200))
+        node = op(at, 300, 400, "Global_GradNodeAccumulation", reducing(300))
+        yield op(at, 100, 900, "Backward", norm, node, category="Backward")
+
+    path = run(tmp_path / "log", [thread(make, num=2)] * 2)
+    table = collect_evidence_of_run(ppprof.open(path)).indicators[0].collectives
+    assert table.filter(step=0)["inside"].to_list() == ["Forward", "Forward", "Backward"]
+    assert table["is_named"].any() is False

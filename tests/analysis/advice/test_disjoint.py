@@ -283,14 +283,18 @@ def test_slow_steps_count_without_what_another_finding_has_of_their_cause(
         assert costs.get("slow-steps", 0) == pytest.approx(left * US)
 
 
-@pytest.mark.parametrize(("cause", "left_us"), [(None, 50), ("line", 200)])
+@pytest.mark.parametrize("basis", [NOT_RECORDED, RECORDED])
+@pytest.mark.parametrize(
+    ("cause", "part", "left_us"),
+    [(None, None, 50), ("line", None, 200), ("part", "exposed", 50), ("part", "computation", 200)],
+)
 def test_steps_that_are_slow_since_ranks_wait_in_turn_count_once(
-    cause: str | None, left_us: int, tmp_path: Path
+    cause: str | None, part: str | None, left_us: int, basis: str, tmp_path: Path
 ) -> None:
     """Of 200 that slow steps cost, ranks win 150 that do not wait; a line that slow steps have is no wait."""
     steps = thread(lambda at: (op(at, 0, 1000),))
     evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
-    facts = {"basis": NOT_RECORDED, "wording": cause}
+    facts = {"basis": basis, "wording": cause, "part": part}
     found = [
         Finding(rule, "major", cost_us * US, cost_us / 1000, "possible", facts, pl.DataFrame())
         for rule, cost_us in (("slow-steps", 200), ("small-collectives", 150))
