@@ -113,6 +113,10 @@ class OwnLines:
             frame = frame.f_back
         return self.around(frame), self.around(frame and frame.f_back)
 
+    def code(self, row: int) -> CodeType:
+        """Return the code of the function that has a line, by a number of `around`."""
+        return self._lines[row][0]
+
     def place(self, row: int) -> tuple[str, str, int]:
         """Return the file, the function and the line of a number of `around`."""
         code, line = self._lines[row]
