@@ -245,7 +245,8 @@ class WindowCalls:
     def begin_backward(self, *, retains: bool) -> None:
         """Note that a call begins to compute gradients, and whether it retains the graph."""
         self.repeated.begin_backward(retains=retains)
-        self.operators.begin_backward(retains=retains)
+        if not retains:
+            self.operators.note(None)
 
     def end_step(self) -> None:
         """Note that a step ends: later ones have the same values where they make the same calls."""
@@ -614,7 +615,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
         described, line_around, caller = self._described, self._lines.around, sys._getframe
-        dtype_of, note_operator = self._dtype_of, self._note_operator
+        dtype_of, two_around, note_operator = (
+            *(self._dtype_of, self._lines.two_around),
+            self._note_operator,
+        )
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
 
@@ -623,10 +627,13 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window = self._window
             if window is None:
                 return function(*args, **kwargs)
+            lines = None
             try:
                 row = window.rows_of_updates.get(id(args[0])) if is_update else None
                 if row is None:
-                    key: list[Any] = [name, line_around(caller(1))]
+                    frame = caller(1)
+                    lines = two_around(frame) if window.is_examined else None
+                    key: list[Any] = [name, lines[0] if lines else line_around(frame)]
                     known, may_split = window.parameters, window.may_split
                     for arg in args:
                         kind = type(arg)
@@ -662,19 +669,19 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window.add((thread, start, end, row, dtype))
             if before is not None:
                 number = window.after_call(name, args, result, (thread, start), before)
-                note_operator(window, (thread, start), number, caller(1))
+                note_operator(window, (thread, start), lines, number)
             return result
 
         return wrapper
 
     def _note_operator(
-        self, window: WindowCalls, call: CallId, number: int | None, frame: types.FrameType
+        self, window: WindowCalls, call: CallId, lines: tuple[int, int] | None, number: int | None
     ) -> None:
         """Note an operator of the first step, but not of what a Backward computes again."""
         values = window.repeated.values
-        if values is not None and not values.num_backwards:
+        if values is not None and lines is not None and not values.num_backwards:
             layer = getattr(self._local, "layer_call", None)
-            window.operators.note(call, self._lines.two_around(frame), layer, number)
+            window.operators.note((call, lines, layer, number))
 
     def _backward_wrapper(self, function: _Call, *, is_of_inputs: bool = False) -> _Call:
         now = time.time_ns

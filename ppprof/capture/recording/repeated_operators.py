@@ -19,10 +19,10 @@ count if the earlier one is in another call of that layer.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -31,27 +31,22 @@ from ppprof.capture.recording.repeated_calls import LayerCall, Place
 
 _MOST_OPERATORS = 100_000
 """Limit of the operators of a step, some 30 MB."""
-_MOST_ROWS = 1_000_000
-"""Limit of the repeated operators of a window, some 8 MB in the file. With more, only the first step's are known."""
+_MOST_ROWS = 200_000
+"""Limit of the repeated operators of a window, to find which takes 4 us each. With more, only the first step's are known."""
 _MOSTLY = 0.5
-"""Least share of a function's time that repeated operators have, without those that are repeated later."""
+"""Least share of a function's time that repeated operators have, without others that have equal results."""
 
 Group = tuple[CodeType, int]
 """A function, and the line that calls it."""
 
 
-class _Operator(NamedTuple):
-    """A call of an operator in the first step."""
+CallId = tuple[int, int]
+"""Thread and start of a call."""
 
-    call: tuple[int, int]
-    """Thread and start."""
-    place: tuple[int, int]
-    """As `Place`."""
-    around: LayerCall | None
-    number: int | None
-    """Of the result; None if it is unknown."""
-    earlier: int
-    """Index of the operator whose result has the same number; -1 without one."""
+
+Operator = tuple[CallId, "tuple[int, int]", Optional[LayerCall], Optional[int]]
+"""A call of an operator in the first step; its lines, as `Place`; the call of a layer around it, if there is one; and
+the number of its result, if it is known."""
 
 
 class RepeatedGroup(NamedTuple):
@@ -71,70 +66,38 @@ class _Times:
 
     repeated_ns: int = 0
     other_ns: int = 0
-    """Of those that are neither repeated nor repeat another one."""
+    """Of those whose results no other operator of the step has."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
-    """Indices of the repeated operators, and of those that they repeat."""
+    """Rows of the repeated operators, and of those that they repeat."""
 
 
 class RepeatedOperators:
     """The operators of a window's first step, and which of them repeat others."""
 
     def __init__(self) -> None:
-        self._operators: list[_Operator] = []
-        self._seen: dict[int, int] = {}
-        """Index of the first operator with a result of each number."""
+        self._noted: list[Operator | None] = []
+        """None stands for a Backward that frees its graph."""
         self._ends: list[int] = []
         """The number of calls of operators until the end of each step."""
 
-    def note(
-        self,
-        call: tuple[int, int],
-        place: tuple[int, int],
-        around: LayerCall | None,
-        number: int | None,
-    ) -> None:
-        """Note a call in the first step.
-
-        Args:
-            call: its thread and start.
-            place: its lines, as `Place`.
-            around: the call of a layer inside which it was made; None outside of layers.
-            number: of its result; None if it is unknown.
-        """
-        operators, index = self._operators, len(self._operators)
-        if index > _MOST_OPERATORS:
-            return
-        earlier = -1
-        if number is not None:
-            first = self._seen.setdefault(number, index)
-            if first != index:
-                before = operators[first].around
-                if around and before and around != before and around[2] == before[2]:
-                    self._seen[number] = index
-                else:
-                    earlier = first
-        operators.append(_Operator(call, place, around, number, earlier))
-
-    def begin_backward(self, *, retains: bool) -> None:
-        """Note that a call begins to compute gradients, and whether it retains the graph."""
-        if not retains:
-            self._seen.clear()
+    def note(self, operator: Operator | None) -> None:
+        """Note an operator of the first step, or a Backward that frees its graph."""
+        if len(self._noted) <= _MOST_OPERATORS:
+            self._noted.append(operator)
 
     def forget(self) -> None:
         """Forget all operators: those that follow have no numbers."""
-        self._operators.clear()
-        self._seen.clear()
+        self._noted.clear()
 
     def end_step(self, num_calls: int) -> None:
         """Note the end of a step, by how many calls of operators the window has until now."""
         self._ends.append(num_calls)
-        self._seen.clear()
 
     def found(
         self,
         calls: Int64,
         keys: Sequence[tuple[Any, ...]],
-        alike: Iterable[int],
+        alike: Sequence[int],
         changed: set[int],
         code_of: Callable[[int], CodeType],
     ) -> list[RepeatedGroup]:
@@ -147,56 +110,87 @@ class RepeatedOperators:
             changed: numbers of tensors that were changed later: none could be used twice.
             code_of: returns the function of a line.
         """
-        operators = self._operators
-        if len(operators) > _MOST_OPERATORS or all(each.earlier < 0 for each in operators):
+        if not 0 < len(self._noted) <= _MOST_OPERATORS:
             return []
-        end = self._ends[0] if self._ends else len(calls)
-        row_of = {
-            (thread, start): row for row, (thread, start) in enumerate(calls[:end, :2].tolist())
+        first_step = calls[: self._ends[0]] if self._ends else calls
+        row_of = {call: row for row, call in enumerate(map(tuple, first_step[:, :2].tolist()))}
+        operators = {
+            row_of[operator[0]]: operator
+            for operator in self._noted
+            if operator is not None and operator[0] in row_of
         }
-        rows = [row_of.get(each.call, -1) for each in operators]
-        chosen = _chosen(self._times(calls, rows, changed, code_of), code_of)
-        steps = _Steps(calls, keys, [0, *self._ends], list(alike))
+        pairs_of = [(row_of.get(call), row_of.get(by)) for call, by in self._repeated()]
+        repeats = {row: by for row, by in pairs_of if row is not None and by is not None}
+        groups = _times(first_step, operators, repeats, changed, code_of)
+        chosen = _chosen(groups, code_of)
+        num = sum(map(len, chosen.values()))
+        if not num:
+            return []
+        steps = _Steps(calls, keys, [0, *self._ends])
+        if num * (1 + len(alike)) > _MOST_ROWS:
+            alike = ()
         found = []
         for pairs in chosen.values():
-            in_steps = steps.rows_of([(rows[index], rows[earlier]) for index, earlier in pairs])
-            if in_steps:
-                place = Place(*operators[pairs[0][0]].place)
-                before = [operators[earlier].place for _, earlier in pairs]
-                found.append(RepeatedGroup(place, _usual(before, code_of), in_steps))
-        if sum(len(each.rows) for each in found) > _MOST_ROWS:
-            return [each._replace(rows=[row for row in each.rows if row < end]) for each in found]
+            rows = steps.rows_of(pairs, alike)
+            if rows:
+                before = [operators[row][1] for _, row in pairs]
+                place = Place(*operators[pairs[0][0]][1])
+                found.append(RepeatedGroup(place, _usual(before, code_of), rows))
         return found
 
-    def _times(
-        self,
-        calls: Int64,
-        rows: Sequence[int],
-        changed: set[int],
-        code_of: Callable[[int], CodeType],
-    ) -> Mapping[Group, _Times]:
-        """Return the times of each function with a known caller."""
-        dur_ns = np.append(calls[:, 2] - calls[:, 1], 0)[list(rows)].tolist()
-        repeated = {each.earlier for each in self._operators}
-        groups: dict[Group, _Times] = defaultdict(_Times)
-        for index, ((_, (line, caller), _, number, earlier), length_ns) in enumerate(
-            zip(self._operators, dur_ns)
-        ):
-            if line < 0 or caller < 0 or rows[index] < 0 or number in changed:
+    def _repeated(self) -> Iterator[tuple[CallId, CallId]]:
+        """Yield each repeated operator, and the first one whose result has the same number."""
+        seen: dict[int, tuple[CallId, LayerCall | None]] = {}
+        for operator in self._noted:
+            if operator is None:
+                seen.clear()
                 continue
-            times = groups[code_of(line), caller]
-            if earlier >= 0 and rows[earlier] >= 0:
-                times.repeated_ns += length_ns
-                times.pairs.append((index, earlier))
-            elif index not in repeated:
-                times.other_ns += length_ns
-        return groups
+            call, _, around, number = operator
+            if number is None:
+                continue
+            first, before = seen.setdefault(number, (call, around))
+            if first != call:
+                if around and before and around != before and around[2] == before[2]:
+                    seen[number] = call, around
+                else:
+                    yield call, first
+
+
+def _times(
+    calls: Int64,
+    operators: Mapping[int, Operator],
+    repeats: Mapping[int, int],
+    changed: set[int],
+    code_of: Callable[[int], CodeType],
+) -> Mapping[Group, _Times]:
+    """Return the times of each function with a known caller.
+
+    Args:
+        calls: the first step's, as for `RepeatedOperators.found`.
+        operators: by their rows.
+        repeats: row of a repeated operator -> row of the first one.
+        changed: as for `RepeatedOperators.found`.
+        code_of: likewise.
+    """
+    counts = Counter(number for _, _, _, number in operators.values())
+    groups: dict[Group, _Times] = defaultdict(_Times)
+    for row, (_, (line, caller), _, number) in operators.items():
+        if line < 0 or caller < 0 or number in changed:
+            continue
+        times = groups[code_of(line), caller]
+        length_ns = int(calls[row, 2] - calls[row, 1])
+        if row in repeats:
+            times.repeated_ns += length_ns
+            times.pairs.append((row, repeats[row]))
+        elif number is None or counts[number] == 1:
+            times.other_ns += length_ns
+    return groups
 
 
 def _chosen(
     groups: Mapping[Group, _Times], code_of: Callable[[int], CodeType]
 ) -> Mapping[Group, list[tuple[int, int]]]:
-    """Return the pairs of the groups that repeat most of what they do, each with the functions that it calls."""
+    """Return the pairs of rows of the groups that repeat most of what they do, each with the functions that it calls."""
     callers: dict[CodeType, list[int]] = defaultdict(list)
     for code, caller in groups:
         callers[code].append(caller)
@@ -236,52 +230,49 @@ class _Steps:
         calls: as for `RepeatedOperators.found`.
         keys: likewise.
         bounds: the rows at which steps begin and end.
-        alike: the later steps to look at.
     """
 
-    def __init__(
-        self, calls: Int64, keys: Sequence[tuple[Any, ...]], bounds: list[int], alike: list[int]
-    ) -> None:
+    def __init__(self, calls: Int64, keys: Sequence[tuple[Any, ...]], bounds: list[int]) -> None:
         sites: dict[Any, int] = {}
         arguments: dict[Any, int] = {}
-        self._site = np.array([*(sites.setdefault(key[:2], len(sites)) for key in keys), -1])
-        self._arguments = np.array(
-            [*(arguments.setdefault((key[0], *key[2:]), len(arguments)) for key in keys), -1]
-        )
-        self._thread, self._signature = calls[:, 0], calls[:, 3]
-        self._bounds, self._alike = bounds, alike
-        self._known: dict[tuple[int, int], list[Int64]] = {}
+        of_keys = [sites.setdefault(key[:2], len(sites)) for key in keys]
+        arguments_of = [arguments.setdefault((key[0], *key[2:]), len(arguments)) for key in keys]
+        signature = calls[:, 3]  # -1: the last item
+        _, thread = np.unique(calls[:, 0], return_inverse=True)
+        self._site = np.array([*of_keys, len(sites)])[signature] + (len(sites) + 1) * thread
+        self._arguments = np.array([*arguments_of, -1])[signature]
+        self._order = np.argsort(self._site, kind="stable")
+        self._sorted = self._site[self._order]
+        self._bounds = bounds
+        self._known: dict[int, list[Int64]] = {}
 
-    def rows_of(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    def rows_of(self, pairs: Sequence[tuple[int, int]], alike: Iterable[int]) -> list[int]:
         """Return the rows of repeated operators in all steps, by those of the first step and what they repeat.
 
         Empty if the arguments of two of them differ in a later step.
         """
         found = [row for row, _ in pairs]
-        for step in self._alike:
-            rows = [[self._in_step(row, step) for row in pair] for pair in pairs]
-            if any(row is None for pair in rows for row in pair):
+        for step in alike:
+            rows = np.array([[self._in_step(row, step) for row in pair] for pair in pairs])
+            if (rows < 0).any():
                 continue
-            arguments = self._arguments[self._signature[np.array(rows, np.int64)]]
+            arguments = self._arguments[rows]
             if (arguments[:, 0] != arguments[:, 1]).any():
                 return []
-            found += [row for row, _ in rows if row is not None]
+            found += rows[:, 0].tolist()
         return found
 
-    def _in_step(self, row: int, step: int) -> int | None:
-        """Return the row of a later step for one of the first step; None if its line makes other calls there."""
-        site = int(self._site[self._signature[row]])
-        first, later = (self._of_site(int(self._thread[row]), site)[number] for number in (0, step))
-        if site < 0 or len(first) != len(later):
-            return None
-        return int(later[np.searchsorted(first, row)])
+    def _in_step(self, row: int, step: int) -> int:
+        """Return the row of a later step for one of the first step; -1 if its line calls the operator more or less often there."""
+        steps = self._of_site(int(self._site[row]))
+        first, later = steps[0], steps[step]
+        return int(later[np.searchsorted(first, row)]) if len(first) == len(later) else -1
 
-    def _of_site(self, thread: int, site: int) -> list[Int64]:
-        """Return the rows of the calls that a line makes, by step."""
-        known = self._known.get((thread, site))
+    def _of_site(self, site: int) -> list[Int64]:
+        """Return the rows of the calls that a line makes in a thread, by step."""
+        known = self._known.get(site)
         if known is None:
-            is_of = (self._site[self._signature] == site) & (self._thread == thread)
-            rows = np.flatnonzero(is_of)
-            known = np.split(rows, np.searchsorted(rows, self._bounds))[1:]
-            self._known[thread, site] = known
+            begin, end = np.searchsorted(self._sorted, [site, site + 1])
+            rows = self._order[begin:end]
+            known = self._known[site] = np.split(rows, np.searchsorted(rows, self._bounds))[1:]
         return known

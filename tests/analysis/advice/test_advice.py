@@ -1566,6 +1566,9 @@ def test_a_function_is_named_whose_operators_compute_again(lines, name, earlier,
     assert f"{name} calls 1 operator a step that the step has called before" in row.what
     assert ("first in" in row.what) == (earlier is not None)
     assert row.do.startswith("Call the function once a step")
+    (row,) = finding_rows([finding], "zh")
+    assert row.title == "函数重复计算了同样的结果"
+    assert f"{name} 每步调用 1 个算子" in row.what
 
 
 def test_operators_in_a_repeated_layer_are_of_the_layer(tmp_path):

@@ -17,7 +17,7 @@ from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.recording import repeated_operators  # noqa: E402
-from tests.capture.recording.test_repeated_calls import received, recorded, watched  # noqa: E402
+from tests.fixtures.recorded_calls import received, recorded, watched  # noqa: E402
 
 Step = Callable[[], Any]
 
@@ -132,6 +132,23 @@ def test_a_function_counts_only_if_repeated_operators_have_most_of_its_time() ->
     inputs = [paddle.rand([64, 64]) for _ in range(3)]
     assert functions(lambda: [rotary(x) for x in inputs]) == {}
     assert functions(lambda: [rotary(inputs[0]) for _ in range(3)])["rotary"] >= 2 * 50
+
+
+def test_layers_that_a_repeated_function_calls_are_no_other_work_of_it() -> None:
+    """Their own repeated calls are those of the layers."""
+    table, ids = watched(nn.Embedding(4, 512)), paddle.ones([64], "int64")
+
+    def embed() -> Any:
+        return table(ids) + 1.0
+
+    def step() -> None:
+        for _ in range(3):
+            embed()
+
+    calls = recorded(step)
+    assert len(calls.repeated_calls) == 2
+    (function,) = calls.repeated_functions
+    assert names_of(calls, function) == ["__add__"] * 2
 
 
 def slopes() -> Any:
@@ -277,7 +294,7 @@ def test_a_step_with_too_many_operators_has_none(monkeypatch: pytest.MonkeyPatch
             bias(ids)
 
     num = functions(step, step)["bias"]
-    monkeypatch.setattr(repeated_operators, "_MOST_ROWS", num - 1)
+    monkeypatch.setattr(repeated_operators, "_MOST_ROWS", 2 * (num // 2) - 1)
     assert functions(step, step)["bias"] == num // 2  # only the first step's
     monkeypatch.setattr(repeated_operators, "_MOST_OPERATORS", 10)
     assert functions(step) == {}
