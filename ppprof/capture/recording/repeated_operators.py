@@ -38,12 +38,8 @@ _MOSTLY = 0.5
 
 Group = tuple[CodeType, int]
 """A function, and the line that calls it."""
-
-
 CallId = tuple[int, int]
 """Thread and start of a call."""
-
-
 Operator = tuple[CallId, "tuple[int, int]", Optional[LayerCall], Optional[int]]
 """A call of an operator in the first step; its lines, as `Place`; the call of a layer around it, if there is one; and
 the number of its result, if it is known."""
@@ -82,7 +78,7 @@ class RepeatedOperators:
 
     def note(self, operator: Operator | None) -> None:
         """Note an operator of the first step, or a Backward that frees its graph."""
-        if len(self._noted) <= _MOST_OPERATORS:
+        if not self._ends and len(self._noted) <= _MOST_OPERATORS:
             self._noted.append(operator)
 
     def forget(self) -> None:
@@ -121,7 +117,10 @@ class RepeatedOperators:
         }
         pairs_of = [(row_of.get(call), row_of.get(by)) for call, by in self._repeated()]
         repeats = {row: by for row, by in pairs_of if row is not None and by is not None}
-        groups = _times(first_step, operators, repeats, changed, code_of)
+        if not repeats:
+            return []
+        usual_ns = _usual_ns(calls)[: len(first_step)]
+        groups = _times(usual_ns, operators, repeats, changed, code_of)
         chosen = _chosen(groups, code_of)
         num = sum(map(len, chosen.values()))
         if not num:
@@ -156,8 +155,17 @@ class RepeatedOperators:
                     yield call, first
 
 
+def _usual_ns(calls: Int64) -> Int64:
+    """Return the median time of the calls of a signature, for each call: a busy processor lengthens some of them."""
+    signature, dur_ns = calls[:, 3], calls[:, 2] - calls[:, 1]
+    _, number, num = np.unique(signature, return_inverse=True, return_counts=True)
+    middle = np.cumsum(num) - num + num // 2
+    median: Int64 = dur_ns[np.lexsort((dur_ns, signature))[middle]][number]
+    return median
+
+
 def _times(
-    calls: Int64,
+    usual_ns: Int64,
     operators: Mapping[int, Operator],
     repeats: Mapping[int, int],
     changed: set[int],
@@ -166,7 +174,7 @@ def _times(
     """Return the times of each function with a known caller.
 
     Args:
-        calls: the first step's, as for `RepeatedOperators.found`.
+        usual_ns: of the first step's calls.
         operators: by their rows.
         repeats: row of a repeated operator -> row of the first one.
         changed: as for `RepeatedOperators.found`.
@@ -178,7 +186,7 @@ def _times(
         if line < 0 or caller < 0 or number in changed:
             continue
         times = groups[code_of(line), caller]
-        length_ns = int(calls[row, 2] - calls[row, 1])
+        length_ns = int(usual_ns[row])
         if row in repeats:
             times.repeated_ns += length_ns
             times.pairs.append((row, repeats[row]))
