@@ -1597,6 +1597,17 @@ def test_a_repeated_mask_is_no_layer_without_gradients(tmp_path):
     assert found == {0: {"without-gradients": 300 * US}, 1: {"repeated-call": 300 * US}}
 
 
+def test_a_mask_in_an_evaluation_is_beside_the_training(tmp_path):
+    ends = [EPOCH_NS + (1000 * step + 300) * US for step in range(6)]
+    rows = np.array([(1, end, 300 * US, -1, 0) for end in ends], np.int64)
+    stacks = dataclasses.replace(in_lines((300, AFTER), (700, FORWARD)), evaluations=rows)
+    calls = in_function(calls_of_teaching(), 0)
+    path = run(tmp_path / "log", [teaching()], calls=[calls], stacks=[stacks])
+    rules = {each.rule for each in ppprof.advise(ppprof.open(path))}
+    assert "beside-training" in rules
+    assert "repeated-call" not in rules
+
+
 def test_the_repeated_calls_of_a_frozen_layer_count_once(tmp_path):
     """Its gradients are unused: of 150 of the first call, and of the second one only as a repeated call."""
     calls = calls_of_encoding()
