@@ -9,7 +9,8 @@ call of the layer had computed in the step, -3::
      "dtypes": ["float32", "bfloat16"],
      "backwards": [[7, [["MatmulGradNode", 3, 2, 0], ["GradNodeAccumulation", -1, 0, 0]]]],
      "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"},
-     "repeats": [[1, "File \"net.py\", line 9, in forward", "", "File \"net.py\", line 8, in forward", ""]]}
+     "repeats": [[1, "File \"net.py\", line 9, in forward", "", "File \"net.py\", line 8, in forward", ""]],
+     "repeated_functions": [["File \"net.py\", line 4, in mask", "File \"net.py\", line 9, in forward", "", "", [3, 4]]]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
     thread id | start_ns | end_ns | -2                         | row of the layer
     thread id | start_ns | end_ns | -3                         | row of the repeat
@@ -99,6 +100,21 @@ class Repeat(msgspec.Struct, array_like=True, frozen=True):
     """The line that called the function of that one."""
 
 
+class RepeatedFunction(msgspec.Struct, array_like=True, frozen=True):
+    """A function of the user's code whose operators compute again what the step has computed before."""
+
+    callstack: str
+    """A line of the function, as `Signature.callstack`."""
+    caller: str
+    """The line that calls the function."""
+    earlier: str
+    """A line of the function that computed it first in the step."""
+    earlier_caller: str
+    """The line that called that one."""
+    calls: list[int]
+    """Rows of the calls of the repeated operators."""
+
+
 class _Header(msgspec.Struct):
     signatures: list[Signature]
     dtypes: list[str]
@@ -106,6 +122,7 @@ class _Header(msgspec.Struct):
     layers: list[str] = []
     not_updated: dict[int, str] = {}
     repeats: list[Repeat] = []
+    repeated_functions: list[RepeatedFunction] = []
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,8 @@ class OperatorCalls:
     repeated_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     """Those of ``layer_calls`` that computed again what an earlier call of the layer had computed in the step:
     columns likewise, but the last one is the row of the repeat."""
+    repeated_functions: Sequence[RepeatedFunction] = ()
+    """Functions whose operators, outside or inside of layers, compute again what is known."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -149,6 +168,7 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
             list(calls.layers),
             dict(calls.not_updated),
             list(calls.repeats),
+            list(calls.repeated_functions),
         )
     )
     layers = np.insert(calls.layer_calls, 3, _LAYER, axis=1)
@@ -212,7 +232,15 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         header.not_updated,
         header.repeats,
         repeated_calls,
+        [_with_rows(function, position) for function in header.repeated_functions],
     )
+
+
+def _with_rows(function: RepeatedFunction, position: Int64) -> RepeatedFunction:
+    """Return the same with the rows to which the calls have moved."""
+    if not all(0 <= row < len(position) for row in function.calls):
+        raise ValueError("a call that does not exist")
+    return msgspec.structs.replace(function, calls=position[function.calls].tolist())
 
 
 def _sorted(calls: Int64) -> Int64:

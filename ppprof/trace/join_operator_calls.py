@@ -144,7 +144,40 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
             for name in _INPUTS
         ),
     )
-    return _with_lines_of_programs(events)
+    return _with_lines_of_programs(_with_repeated(events, operators, recorded))
+
+
+def _with_repeated(
+    events: pl.DataFrame, operators: pl.DataFrame, recorded: OperatorCalls
+) -> pl.DataFrame:
+    """Return the events with the attribute `REPEATED` of the operators that compute again what is known.
+
+    Args:
+        events: all events.
+        operators: row (of an operator in ``events``) and call (row of its call).
+        recorded: the calls.
+    """
+    functions = recorded.repeated_functions
+    function_of = np.full(len(recorded.calls), -1)
+    for number, each in enumerate(functions):
+        function_of[each.calls] = number
+    rows = operators.select("row", function=pl.Series(function_of[operators["call"].to_numpy()]))
+    rows = rows.filter(pl.col("function") >= 0).sort("row")
+    if rows.is_empty():
+        return events
+    attributes = events["attributes"].cast(pl.String)
+    kinds = list(zip(attributes.gather(rows["row"]).to_list(), rows["function"].to_list()))
+    texts = {
+        (text, number): to_json(
+            {
+                **msgspec.json.decode(text or "{}"),
+                REPEATED: msgspec.structs.astuple(functions[number])[:-1],
+            }
+        )
+        for text, number in set(kinds)
+    }
+    attributes = attributes.scatter(rows["row"], [texts[kind] for kind in kinds])
+    return events.with_columns(attributes.cast(pl.Categorical))
 
 
 def _with_lines_of_programs(events: pl.DataFrame) -> pl.DataFrame:

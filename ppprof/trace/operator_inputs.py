@@ -52,7 +52,8 @@ gradients: the line that calls the layer, as a call stack; empty if unknown."""
 REPEATED = "repeated"
 """The attribute of the Forward event of a layer that computes again what an earlier call of it has computed in the
 step: call stacks of the line that calls it, of the line that calls the function of that line, and both of the
-earlier call; empty if unknown."""
+earlier call; empty if unknown. An operator that computes again what is known has it, too, if its function mostly does:
+call stacks of a line of the function, of the line that calls the function, and likewise of the earlier call."""
 
 OWN_ATTRIBUTES = frozenset(
     (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, REPEATED)

@@ -12,6 +12,7 @@ from ppprof.rundir.operator_calls import (
     Node,
     OperatorCalls,
     Repeat,
+    RepeatedFunction,
     Signature,
     read_operator_calls,
     write_operator_calls,
@@ -139,6 +140,28 @@ def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) ->
         read_operator_calls(file)
 
 
+def with_function(*rows: int) -> OperatorCalls:
+    """Return the calls, with a function whose repeated operators are in some rows."""
+    function = RepeatedFunction("line 4", "line 9", "line 3", "line 8", [*rows])
+    return OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, repeated_functions=[function])
+
+
+def test_repeated_operators_move_with_their_calls(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, with_function(0, 2))
+    (function,) = read_operator_calls(file).repeated_functions
+    assert function == RepeatedFunction("line 4", "line 9", "line 3", "line 8", [2, 0])
+
+
+@pytest.mark.parametrize("row", [-1, 3, 1 << 70])
+def test_a_repeated_operator_that_does_not_exist_is_refused(tmp_path: Path, row: int) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, with_function(0))
+    file.write(file.read(1 << 20).replace(b"[0]]]", b"[%d]]]" % row))
+    with pytest.raises(ValueError, match=r"a call that does not exist|Integer|range"):
+        read_operator_calls(file)
+
+
 def with_backward(*nodes: Node, call: int = 0) -> OperatorCalls:
     """Return the calls, with a backward pass."""
     return OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, [Backward(call, list(nodes))])
@@ -166,13 +189,15 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
     write_operator_calls(file, with_backward(Node("MatmulGradNode", 1, 2)))
     content = file.read(1 << 20)
     file.write(
-        content.replace(b"1,2,0,false]", b"1,2]").replace(b',"not_updated":{},"repeats":[]', b"")
+        content.replace(b"1,2,0,false]", b"1,2]").replace(
+            b',"not_updated":{},"repeats":[],"repeated_functions":[]', b""
+        )
     )
     assert len(file.read(1 << 20)) < len(content)
     recorded = read_operator_calls(file)
     (node,) = recorded.backwards[0].nodes
     assert (node.num_unused, node.is_of_one_leaf) == (0, False)
-    assert recorded.not_updated == {}
+    assert (recorded.not_updated, recorded.repeated_functions) == ({}, [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ppprof.rundir.operator_calls import (
     Node,
     OperatorCalls,
     Repeat,
+    RepeatedFunction,
     Signature,
     write_operator_calls,
 )
@@ -282,6 +283,32 @@ def test_a_repeated_call_says_its_lines(tmp_path: Path) -> None:
         "A": '{"layer":"encoder"}',
         "B": '{"layer":"encoder","repeated":["line 4","","line 3","line 2"]}',
     }
+
+
+def test_a_repeated_operator_says_the_lines_of_its_function(tmp_path: Path) -> None:
+    """Of two calls, the second one has them, and not its gradient; an argument stays beside them."""
+    operators = [span("Operator", "tril dygraph", start, start + 20) for start in (10, 40)]
+    node = span("Operator", "Global_TrilGradNode", 75, 95)
+    raw = write(tmp_path / "window.pb", Thread(31, "main", (*operators, node)))
+    starts = (9, 39, 70)
+    rows = [[31, EPOCH_NS + start, EPOCH_NS + start + 26, start // 70, -1] for start in starts]
+    recorded = OperatorCalls(
+        [
+            Signature("tril", {"X0": [[4, 4]]}, {"X0": ["float32"]}, {"X1": 0}),
+            Signature("run_backward", {}, {}, {}),
+        ],
+        [],
+        np.array(rows, np.int64),
+        [Backward(2, [Node("TrilGradNode", 1, 1)])],
+        repeated_functions=[RepeatedFunction("line 4", "line 9", "line 3", "", [1])],
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.filter(pl.col("shapes").is_not_null())
+    assert table["attributes"].cast(pl.String).to_list() == [
+        '{"X1":0}',
+        '{"X1":0,"repeated":["line 4","line 9","line 3",""]}',
+        '{"X1":0,"gradients":1}',
+    ]
 
 
 def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexpla
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
-what is known, with the time of its gradients), repeated layer (likewise, by layer), CALLER and EARLIER of one (the lines of
+what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), CALLER and EARLIER of one (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
 with the time of its gradients), unneeded passing (likewise, where gradients of other layers pass through it), collection (a line in
 which Python collects garbage), lock
@@ -510,10 +510,11 @@ class IndicatorBuilder:
         self.names.append(named.select(*NAMES))
 
     def add_repeated_calls(self) -> None:
-        """Add the repeated calls of layers, and the lines around them."""
+        """Add the repeated calls of layers and operators, and the lines around them."""
         calls = repeated_calls(self.profile).calls
         self.add_names("repeated", calls)
-        self.add_names("repeated layer", calls.with_columns(name="layer"))
+        self.add_names("repeated layer", calls.with_columns(name="layer").drop_nulls("name"))
+        self.add_names("repeated function", calls.filter(pl.col("layer").is_null()))
         for (name,), same in calls.group_by("name", maintain_order=True):
             for prefix, column in ((CALLER, "caller"), (EARLIER, "earlier")):
                 lines = same.with_columns(name=column).drop_nulls("name")

@@ -124,22 +124,30 @@ def recompute(evidence: Evidence) -> list[Finding]:
 
 
 def repeated_call(evidence: Evidence) -> list[Finding]:
-    """Report layers that compute again what the step has computed; the cost is their time, with their gradients."""
+    """Report layers and functions that compute again what the step has computed.
+
+    The cost is the time of the layers, and of the functions' repeated operators, with their gradients.
+    """
     names = evidence.names("repeated")
     if names.is_empty():
         return []
     cost_ns, name = float(names["time_ns"].sum()), str(names["name"][0])
-    layers = evidence.names("repeated layer")
-    num = sum(
-        calls for layer, calls in layers.select("name", "calls").rows() if _is_of(name, layer)
+    layers, functions = (evidence.names(f"repeated {kind}") for kind in ("layer", "function"))
+    of_layers, of_functions = (
+        dict(each.select("name", "calls").rows()) for each in (layers, functions)
     )
+    num = of_functions.get(name)
+    is_function = num is not None
+    if num is None:
+        num = sum(calls for layer, calls in of_layers.items() if _is_of(name, layer))
     facts: dict[str, Fact] = {
         "again_ns": cost_ns,
         "layer": name,
         "num_again": max(1, round(num)),
         "caller": evidence.first_name(f"{CALLER}{name}"),
         "earlier": evidence.first_name(f"{EARLIER}{name}"),
-        "num_others": layers.height - 1 or None,
+        "num_others": len(of_layers) + len(of_functions) - 1 or None,
+        **({"wording": "function", "remedy": "code-function"} if is_function else {}),
     }
     return evidence.time_finding("repeated-call", cost_ns, "likely", facts, names)
 

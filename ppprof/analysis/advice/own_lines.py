@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.repeated_operators import repeated_operators
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile, once
@@ -84,7 +85,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
 
     Here, the end of step 3 belongs to no line.
 
-    Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them.
+    Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them. Neither do
+    operators without gradients that compute again what is known: `ppprof.analysis.advice.repeated_calls` reports them.
 
     Args:
         profile: one rank's window.
@@ -120,6 +122,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
     computes, operates = np.zeros((2, samples.height), bool)
     operators = profile.tree.hosts.filter(pl.col("category") == "Operator")
+    again = repeated_operators(profile)
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
@@ -131,6 +134,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         own = thread == number
         training, without_gradients = _training_of_threads(profile)[number]
         training = together(difference(training, together(intervals_of(gaps))), clears_ns)
+        again_of = again.filter((pl.col("thread") == number) & _start_in(without_gradients, again))
+        training = together(training, together(intervals_of(again_of)))
         trains[own] = contains(training, time_ns[own])
         computes |= own & contains(without_gradients, time_ns)
         of_thread = together(intervals_of(operators.filter(pl.col("thread") == number)))
@@ -310,6 +315,22 @@ def starts_beside(profile: Profile) -> Bool:
         beside |= (thread == number) & ~contains(training, start)
     beside[matching(hosts["name"], _ANY_NODE).to_numpy()] = False
     return beside
+
+
+@once
+def starts_without_gradients(profile: Profile) -> Bool:
+    """Return which host events of threads with steps start where these compute what a Backward needs, but no gradients.
+
+    They are of the training, though `starts_beside` has them, too: a teacher, a mask. None without samples.
+    """
+    hosts = profile.tree.hosts
+    without = np.zeros(hosts.height, bool)
+    if sampled_steps(profile) is None:
+        return without
+    thread, start = hosts["thread"].to_numpy(), hosts["start_ns"].to_numpy()
+    for number, (_, intervals) in _training_of_threads(profile).items():
+        without |= (thread == number) & contains(intervals, start)
+    return without
 
 
 def _is_ahead(spans: pl.DataFrame, backward: pl.DataFrame, chosen: Bool) -> pl.Series:

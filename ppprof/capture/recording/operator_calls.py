@@ -46,6 +46,7 @@ from ppprof.capture.recording.gradient_order import (
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.repeated_calls import LayerCall, Place, Repeated, RepeatedCalls
+from ppprof.capture.recording.repeated_operators import RepeatedGroup, RepeatedOperators
 from ppprof.capture.recording.updated_parameters import (
     ParameterStates,
     has_only,
@@ -61,6 +62,7 @@ from ppprof.rundir.operator_calls import (
     Node,
     OperatorCalls,
     Repeat,
+    RepeatedFunction,
     Signature,
     write_operator_calls,
 )
@@ -134,6 +136,11 @@ class WindowCalls:
         self.layer_lines: dict[int, int] = {}
         """Number of the line that first calls a layer, by the layer's row."""
         self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers(num_communications))
+        self.operators = RepeatedOperators()
+        self.changed: set[int] = (
+            set() if self.repeated.values is None else self.repeated.values.changed
+        )
+        """`ValueNumbers.changed` of the first step."""
         self.is_examined = True
         """Whether this is the first step: nodes of graphs and numbers of values are noted."""
         self.has_programs = False
@@ -198,7 +205,7 @@ class WindowCalls:
             value = None if values is None else values.value_of_call(name, args, kwargs)
         except Exception as error:  # an argument may do anything
             pass_interruption(error)
-            self.repeated.stop()
+            self._stop_numbering()
             value = None
         return address, value
 
@@ -209,21 +216,43 @@ class WindowCalls:
         result: Any,
         call: CallId,
         before: tuple[int, Value | None],
-    ) -> None:
-        """Note what a call has returned; ``before`` is from `before_call`."""
+    ) -> int | None:
+        """Note what a call has returned, and return the number of that (`ValueNumbers.note`).
+
+        ``before`` is from `before_call`.
+        """
         address, value = before
         if self.calls_of_nodes is not None:
             self.note_node(name, result, call, address)
         values = self.repeated.values
         if values is None:
-            return
+            return None
         try:
-            values.note(value, name, args, result)
+            number = values.note(value, name, args, result)
             if values.is_full:
-                self.repeated.stop()
+                self._stop_numbering()
         except Exception as error:  # a result may do anything
             pass_interruption(error)
-            self.repeated.stop()
+            self._stop_numbering()
+            return None
+        return number
+
+    def _stop_numbering(self) -> None:
+        """Know no more repeated calls of layers, and no operators."""
+        self.repeated.stop()
+        self.operators.forget()
+
+    def begin_backward(self, *, retains: bool) -> None:
+        """Note that a call begins to compute gradients, and whether it retains the graph."""
+        self.repeated.begin_backward(retains=retains)
+        if not retains:
+            self.operators.note(None)
+
+    def end_step(self) -> None:
+        """Note that a step ends: later ones have the same values where they make the same calls."""
+        self.is_examined = False
+        self.repeated.end_step(len(self.layer_calls) // 4)
+        self.operators.end_step(len(self.calls) // _COLUMNS)
 
     def note_freed(self, tensor: Any) -> None:
         """Note the node of a tensor whose memory is about to be freed, which hides the node.
@@ -265,7 +294,7 @@ class WindowCalls:
             self.repeated.note(call, around, results, Place(*lines))
         except Exception as error:  # a result may do anything
             pass_interruption(error)
-            self.repeated.stop()
+            self._stop_numbering()
 
     def stop_looking_at_graphs(self) -> None:
         """Keep nothing of the graphs of gradients that are not yet computed."""
@@ -501,8 +530,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def step(self, num_steps: int) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough; compare parameters."""
         self._recorded.stop_looking_at_graphs()
-        self._recorded.is_examined = False
-        self._recorded.repeated.end_step(len(self._recorded.layer_calls) // 4)
+        self._recorded.end_step()
         self._recorded.forget_parameters()
         if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
             self._recorded.compare_parameters()
@@ -537,6 +565,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         unused = window.unused_parameters()
         layer_calls = np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4)
         repeats, repeated_calls = self._repeats(window.repeated.found(layer_calls), layer_calls)
+        functions = window.operators.found(
+            *(rows, list(signatures), window.repeated.alike(layer_calls)),
+            *(window.changed, self._lines.code),
+        )
         return OperatorCalls(
             signatures_of_calls,
             list(_DTYPES),
@@ -547,7 +579,14 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             self._not_updated(window, unused),
             repeats,
             repeated_calls,
+            list(map(self._repeated_function, functions)),
         )
+
+    def _repeated_function(self, group: RepeatedGroup) -> RepeatedFunction:
+        line, caller, earlier, earlier_caller = map(
+            self._lines.call_stack, (*group.place, *group.earlier)
+        )
+        return RepeatedFunction(line, caller, earlier, earlier_caller, group.rows)
 
     def _repeats(
         self, repeated: Mapping[int, Repeated], calls: Int64
@@ -576,7 +615,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
         described, line_around, caller = self._described, self._lines.around, sys._getframe
-        dtype_of = self._dtype_of
+        dtype_of, two_around, note_operator = (
+            *(self._dtype_of, self._lines.two_around),
+            self._note_operator,
+        )
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
 
@@ -585,10 +627,13 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window = self._window
             if window is None:
                 return function(*args, **kwargs)
+            lines = None
             try:
                 row = window.rows_of_updates.get(id(args[0])) if is_update else None
                 if row is None:
-                    key: list[Any] = [name, line_around(caller(1))]
+                    frame = caller(1)
+                    lines = two_around(frame) if window.is_examined else None
+                    key: list[Any] = [name, lines[0] if lines else line_around(frame)]
                     known, may_split = window.parameters, window.may_split
                     for arg in args:
                         kind = type(arg)
@@ -623,10 +668,20 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
             if before is not None:
-                window.after_call(name, args, result, (thread, start), before)
+                number = window.after_call(name, args, result, (thread, start), before)
+                note_operator(window, (thread, start), lines, number)
             return result
 
         return wrapper
+
+    def _note_operator(
+        self, window: WindowCalls, call: CallId, lines: tuple[int, int] | None, number: int | None
+    ) -> None:
+        """Note an operator of the first step, but not of what a Backward computes again."""
+        values = window.repeated.values
+        if values is not None and lines is not None and not values.num_backwards:
+            layer = getattr(self._local, "layer_call", None)
+            window.operators.note((call, lines, layer, number))
 
     def _backward_wrapper(self, function: _Call, *, is_of_inputs: bool = False) -> _Call:
         now = time.time_ns
@@ -639,7 +694,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             inputs, others = (args[0], args[1:]) if is_of_inputs else (None, args)
             retains = others[1:2] == (True,)
             graph = window.graph_of(tensors, inputs, retains=retains)
-            window.repeated.begin_backward(retains=retains)
+            window.begin_backward(retains=retains)
             start = now()
             try:
                 result = function(tensors, *args, **kwargs)

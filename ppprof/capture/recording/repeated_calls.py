@@ -134,8 +134,20 @@ class RepeatedCalls:
             repeated = self._repeated.get((thread, start))
             if repeated is not None:
                 found[row] = repeated
-        first, in_first = calls[:end, 3], dict(found)
-        for begin, end in zip(self._ends, self._ends[1:]):
-            if in_first and np.array_equal(calls[begin:end, 3], first):
-                found |= {begin + row: repeated for row, repeated in in_first.items()}
+        in_first = dict(found)
+        for step in self.alike(calls) if in_first else ():
+            begin = self._ends[step - 1]
+            found |= {begin + row: repeated for row, repeated in in_first.items()}
         return found
+
+    def alike(self, calls: Int64) -> list[int]:
+        """Return the later steps, from 1, that call the same layers in the same order as the first step.
+
+        Args:
+            calls: as for `found`.
+        """
+        bounds = [0, *self._ends]
+        layers = [calls[begin:end, 3] for begin, end in zip(bounds, bounds[1:])]
+        return [
+            step for step, each in enumerate(layers) if step and np.array_equal(each, layers[0])
+        ]

@@ -94,24 +94,44 @@ class OwnLines:
         known = self._is_own
         while frame is not None:
             code = frame.f_code
-            kind = known.get(id(code))
-            if kind is None:
-                kind = known[id(code)] = self._files[code.co_filename][1], code
+            kind = known.get(id(code)) or self._learnt(code)
             if kind[0]:
-                key = id(code), frame.f_lasti
-                row = self._rows.get(key)
-                if row is None:
-                    row = self._rows[key] = len(self._lines)
-                    self._lines.append((code, frame.f_lineno or 0))
-                return row
+                row = self._rows.get((id(code), frame.f_lasti))
+                return self._row(frame) if row is None else row
             frame = frame.f_back
         return -1
 
     def two_around(self, frame: FrameType | None) -> tuple[int, int]:
         """Return the number of `around`, and that of the user's line that calls its function."""
-        while frame is not None and not self._files[frame.f_code.co_filename][1]:
+        known, inner = self._is_own, -1
+        while (
+            frame is not None
+        ):  # as `around`, without its calls: each operator of a first step pays for it
+            code = frame.f_code
+            kind = known.get(id(code)) or self._learnt(code)
+            if kind[0]:
+                row = self._rows.get((id(code), frame.f_lasti))
+                if row is None:
+                    row = self._row(frame)
+                if inner >= 0:
+                    return inner, row
+                inner = row
             frame = frame.f_back
-        return self.around(frame), self.around(frame and frame.f_back)
+        return inner, -1
+
+    def _learnt(self, code: CodeType) -> tuple[bool, CodeType]:
+        kind = self._is_own[id(code)] = self._files[code.co_filename][1], code
+        return kind
+
+    def _row(self, frame: FrameType) -> int:
+        """Return the number of a new line."""
+        row = self._rows[id(frame.f_code), frame.f_lasti] = len(self._lines)
+        self._lines.append((frame.f_code, frame.f_lineno or 0))
+        return row
+
+    def code(self, row: int) -> CodeType:
+        """Return the code of the function that has a line, by a number of `around`."""
+        return self._lines[row][0]
 
     def place(self, row: int) -> tuple[str, str, int]:
         """Return the file, the function and the line of a number of `around`."""

@@ -75,6 +75,8 @@ class ValueNumbers:
         """How many calls compute gradients now: what they compute, such as activations again, has no numbers."""
         self.num_forgotten = 0
         """How often all numbers were forgotten."""
+        self.changed: set[int] = set()
+        """Numbers of tensors that were changed later: each needs memory of its own."""
 
     @property
     def is_full(self) -> bool:
@@ -103,7 +105,7 @@ class ValueNumbers:
         except _UnknownError:
             return None
 
-    def note(self, value: Value | None, name: str, args: Sequence[Any], result: Any) -> None:
+    def note(self, value: Value | None, name: str, args: Sequence[Any], result: Any) -> int | None:
         """Note what a call has computed.
 
         Args:
@@ -111,21 +113,27 @@ class ValueNumbers:
             name: name of the function.
             args: its arguments.
             result: what it has returned.
+
+        Returns:
+            The number of the first tensor that it has computed; None if it is unknown.
         """
         changes = _may_change(name)
         if changes:
             first = args[0] if args else None
             if value is None or result is not first or isinstance(first, EagerParamBase):
                 self.forget()
-                return
+                return None
+            if id(first) in self._tensors:
+                self.changed.add(self._tensors[id(first)][2])
         elif name == "batch_norm" and _normalizes_by_batch(args):
             for statistic in args[1:3]:
                 self._tensors.pop(id(statistic), None)
         if value is None:
-            return
+            return None
         numbers, tensors = self._numbers, self._tensors
         call = numbers.setdefault(value, next(self._next))
         items = result if isinstance(result, (list, tuple)) else (result,)
+        computed = None
         for place, item in enumerate(items[:_MOST_ITEMS]):
             if isinstance(item, self._tensor):
                 known = tensors.get(id(item))
@@ -135,6 +143,8 @@ class ValueNumbers:
                 key = call, place, dtype_key(item.dtype), item.stop_gradient
                 number = numbers.setdefault(key, next(self._next))
                 tensors[id(item)] = weakref.ref(item), _state(item), number
+                computed = number if computed is None else computed
+        return computed
 
     def value_of_results(self, results: Any) -> Value | None:
         """Return the value of what a layer has returned: tensors, plain values, and lists, tuples and dicts of them.
@@ -176,8 +186,10 @@ class ValueNumbers:
     def _number(self, tensor: Any) -> int:
         state = _state(tensor)
         known = self._tensors.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == state:
-            return known[2]
+        if known is not None and known[0]() is tensor:
+            if known[1] == state:
+                return known[2]
+            self.changed.add(known[2])
         number = next(self._next)
         self._tensors[id(tensor)] = weakref.ref(tensor), state, number
         return number

@@ -22,7 +22,7 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
-from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls
+from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls, RepeatedFunction
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
@@ -1521,6 +1521,91 @@ def test_the_first_call_is_named_if_another_line_makes_it(tmp_path):
     path = run(tmp_path / "loop", [encoding()], calls=[calls_of_encoding(lines=(7, 21, 7, 21))])
     finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
     assert finding.facts["earlier"] is None
+
+
+MASKS = (5, "mask"), (9, "Block.forward"), (5, "mask"), (9, "Block.forward")
+"""Lines and functions of a mask that blocks compute."""
+
+
+def in_function(calls, row, lines=MASKS):
+    """Return calls whose operator in one row of each step is a repeated one of a function."""
+    stacks = [f'File "net.py", line {line}, in {function}' for line, function in lines]
+    rows = [3 * step + row for step in range(6)]
+    return dataclasses.replace(
+        calls,
+        repeats=(),
+        repeated_calls=np.zeros((0, 4), np.int64),
+        repeated_functions=[RepeatedFunction(*stacks, rows)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "earlier"),
+    [
+        (MASKS, "mask() (net.py:9, forward())", None),
+        (
+            ((5, "main.<locals>.mask"), (9, "fit"), (6, "main.<locals>.mask"), (8, "fit")),
+            "mask() (net.py:9, fit())",
+            "net.py:8, fit()",
+        ),
+        (
+            ((5, "mask"), (9, "fit"), (2, "causal"), (8, "fit")),
+            "mask() (net.py:9, fit())",
+            "causal() (net.py:8, fit())",
+        ),
+    ],
+)
+def test_a_function_is_named_whose_operators_compute_again(lines, name, earlier, tmp_path):
+    """An operator of 149, and its gradient of 150."""
+    path = run(tmp_path / "log", [encoding()], calls=[in_function(calls_of_encoding(), 1, lines)])
+    finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
+    assert (finding.cost_ns, finding.facts["layer"]) == (299 * US, name)
+    assert (finding.facts["num_again"], finding.facts["earlier"]) == (1, earlier)
+    (row,) = finding_rows([finding])
+    assert row.title == "A function computes the same result again"
+    assert f"{name} calls 1 operator a step that the step has called before" in row.what
+    assert ("first in" in row.what) == (earlier is not None)
+    assert row.do.startswith("Call the function once a step")
+    (row,) = finding_rows([finding], "zh")
+    assert row.title == "函数重复计算了同样的结果"
+    assert f"{name} 每步调用 1 个算子" in row.what
+
+
+def test_operators_in_a_repeated_layer_are_of_the_layer(tmp_path):
+    calls = calls_of_encoding()
+    functions = in_function(calls, 1).repeated_functions
+    path = run(
+        tmp_path / "log",
+        [encoding()],
+        calls=[dataclasses.replace(calls, repeated_functions=functions)],
+    )
+    finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
+    assert (finding.cost_ns, finding.facts["num_others"]) == (300 * US, None)
+    assert finding.facts["layer"].startswith("encoder")
+
+
+def test_a_repeated_mask_is_no_layer_without_gradients(tmp_path):
+    """It has no gradients, and its time counts once."""
+    stacks = in_lines((300, FORWARD), (700, BACKWARD))
+    found = {}
+    for calls in (calls_of_teaching(), in_function(calls_of_teaching(), 0)):
+        path = run(tmp_path / str(len(found)), [teaching()], calls=[calls], stacks=[stacks])
+        costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+        found[len(found)] = {
+            rule: costs[rule] for rule in ("without-gradients", "repeated-call") if rule in costs
+        }
+    assert found == {0: {"without-gradients": 300 * US}, 1: {"repeated-call": 300 * US}}
+
+
+def test_a_mask_in_an_evaluation_is_beside_the_training(tmp_path):
+    ends = [EPOCH_NS + (1000 * step + 300) * US for step in range(6)]
+    rows = np.array([(1, end, 300 * US, -1, 0) for end in ends], np.int64)
+    stacks = dataclasses.replace(in_lines((300, AFTER), (700, FORWARD)), evaluations=rows)
+    calls = in_function(calls_of_teaching(), 0)
+    path = run(tmp_path / "log", [teaching()], calls=[calls], stacks=[stacks])
+    rules = {each.rule for each in ppprof.advise(ppprof.open(path))}
+    assert "beside-training" in rules
+    assert "repeated-call" not in rules
 
 
 def test_the_repeated_calls_of_a_frozen_layer_count_once(tmp_path):

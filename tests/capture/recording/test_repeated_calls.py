@@ -5,13 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from ppprof.rundir.operator_calls import OperatorCalls
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [
@@ -24,33 +21,9 @@ from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.recording import value_numbers  # noqa: E402
-from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
+from tests.fixtures.recorded_calls import received, recorded, watched  # noqa: E402
 
 Step = Callable[[], Any]
-
-
-def watched(layer: Any) -> Any:
-    """Return a layer that Paddle calls as it does while it records: without hooks, it takes a shortcut."""
-    for each in layer.sublayers(include_self=True):
-        each.register_forward_post_hook(lambda *args: None)
-    return layer
-
-
-received: list[int] = []
-"""One element for each communication operation."""
-
-
-def recorded(*steps: Step) -> OperatorCalls:
-    """Return the calls of a window of these steps."""
-    recorder = OperatorCallRecorder(Path(), received.__len__)
-    recorder.install()
-    try:
-        for number, step in enumerate(steps):
-            step()
-            recorder.step(number + 1)
-    finally:
-        recorder.uninstall()
-    return recorder.take()
 
 
 def repeated(*steps: Step) -> list[str]:
