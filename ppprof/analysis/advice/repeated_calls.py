@@ -13,6 +13,7 @@ from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.repeated_operators import repeated_operators
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.profile.python_lines import line_name
+from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.arrays import Bool
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
@@ -60,7 +61,9 @@ def repeated_calls(profile: Profile) -> RepeatedCalls:
     is_beside = starts_beside(profile).copy()
     operators = repeated_operators(profile)["row"].to_numpy()
     is_beside[operators] &= ~starts_without_gradients(profile)[operators]  # masks have none
-    is_call &= ~(tree.below(np.flatnonzero(is_call)) | is_beside)
+    is_beside |= ~np.isin(hosts["thread"].to_numpy(), stepping_threads(profile))
+    is_call &= ~is_beside
+    is_call &= ~tree.below(np.flatnonzero(is_call))
     call_of = np.where(is_call, np.arange(hosts.height), tree.enclosing(is_call))
     nodes = hosts.filter(pl.col("category") == "Operator").drop_nulls("forward")
     again = repeated_gradients(profile)["row"]

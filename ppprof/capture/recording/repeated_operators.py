@@ -36,6 +36,13 @@ _MOST_ROWS = 200_000
 _MOSTLY = 0.5
 """Least share of a function's time that repeated operators have, without others that have equal results."""
 
+_FILLING = frozenset(
+    name
+    for kind in ("full", "zeros", "ones", "eye", "assign_value")
+    for name in (kind, f"{kind}_like", f"{kind}_")
+)
+"""Functions that only fill new memory: two buffers that are written later are equal until then."""
+
 Group = tuple[CodeType, int]
 """A function, and the line that calls it."""
 CallId = tuple[int, int]
@@ -62,7 +69,7 @@ class _Times:
 
     repeated_ns: int = 0
     other_ns: int = 0
-    """Of those whose results no other operator of the step has."""
+    """Of those whose results no other operator has until a Backward frees its graph."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
     """Rows of the repeated operators, and of those that they repeat."""
 
@@ -115,12 +122,16 @@ class RepeatedOperators:
             for operator in self._noted
             if operator is not None and operator[0] in row_of
         }
+        alone = {row_of[call] for call in self._alone() if call in row_of}
         pairs_of = [(row_of.get(call), row_of.get(by)) for call, by in self._repeated()]
         repeats = {row: by for row, by in pairs_of if row is not None and by is not None}
         if not repeats:
             return []
         usual_ns = _usual_ns(calls)[: len(first_step)]
-        groups = _times(usual_ns, operators, repeats, changed, code_of)
+        is_filling = np.array([key[0] in _FILLING for key in keys] + [False])
+        counted = np.flatnonzero(~is_filling[first_step[:, 3]])
+        operators = {row: operators[row] for row in counted.tolist() if row in operators}
+        groups = _times(usual_ns, operators, repeats, alone, changed, code_of)
         chosen = _chosen(groups, code_of)
         num = sum(map(len, chosen.values()))
         if not num:
@@ -136,6 +147,20 @@ class RepeatedOperators:
                 place = Place(*operators[pairs[0][0]][1])
                 found.append(RepeatedGroup(place, _usual(before, code_of), rows))
         return found
+
+    def _alone(self) -> Iterator[CallId]:
+        """Yield the operators whose result no other one has between two Backwards that free their graph."""
+        counts: Counter[int] = Counter()
+        own: list[tuple[CallId, int | None]] = []
+        for operator in [*self._noted, None]:
+            if operator is not None:
+                call, _, _, number = operator
+                own.append((call, number))
+                counts.update([] if number is None else [number])
+                continue
+            yield from (call for call, number in own if number is None or counts[number] == 1)
+            counts.clear()
+            own.clear()
 
     def _repeated(self) -> Iterator[tuple[CallId, CallId]]:
         """Yield each repeated operator, and the first one whose result has the same number."""
@@ -168,6 +193,7 @@ def _times(
     usual_ns: Int64,
     operators: Mapping[int, Operator],
     repeats: Mapping[int, int],
+    alone: set[int],
     changed: set[int],
     code_of: Callable[[int], CodeType],
 ) -> Mapping[Group, _Times]:
@@ -177,10 +203,10 @@ def _times(
         usual_ns: of the first step's calls.
         operators: by their rows.
         repeats: row of a repeated operator -> row of the first one.
+        alone: rows of the operators whose results no other one has.
         changed: as for `RepeatedOperators.found`.
         code_of: likewise.
     """
-    counts = Counter(number for _, _, _, number in operators.values())
     groups: dict[Group, _Times] = defaultdict(_Times)
     for row, (_, (line, caller), _, number) in operators.items():
         if line < 0 or caller < 0 or number in changed:
@@ -190,7 +216,7 @@ def _times(
         if row in repeats:
             times.repeated_ns += length_ns
             times.pairs.append((row, repeats[row]))
-        elif number is None or counts[number] == 1:
+        elif row in alone:
             times.other_ns += length_ns
     return groups
 

@@ -88,6 +88,8 @@ class OwnLines:
         """By the identity of a code, which stays alive here: a hash of its contents would cost more."""
         self._rows: dict[tuple[int, int], int] = {}
         self._lines: list[tuple[CodeType, int]] = []
+        self._functions: dict[int, CodeType] = {}
+        """The function around a comprehension, by the identity of its code."""
 
     def around(self, frame: FrameType | None) -> int:
         """Return a number for the user's innermost line around a frame; -1 without one."""
@@ -102,20 +104,28 @@ class OwnLines:
         return -1
 
     def two_around(self, frame: FrameType | None) -> tuple[int, int]:
-        """Return the number of `around`, and that of the user's line that calls its function."""
+        """Return the number of `around`, and that of the user's line that calls its function.
+
+        A comprehension, which has a frame of its own until Python 3.11, is a part of the function around it.
+        """
         known, inner = self._is_own, -1
-        while (
-            frame is not None
-        ):  # as `around`, without its calls: each operator of a first step pays for it
+        inlined: CodeType | None = None
+        # As `around`, without its calls: each operator of a first step pays for it.
+        while frame is not None:
             code = frame.f_code
             kind = known.get(id(code)) or self._learnt(code)
             if kind[0]:
                 row = self._rows.get((id(code), frame.f_lasti))
                 if row is None:
                     row = self._row(frame)
-                if inner >= 0:
+                if inner < 0:
+                    inner = row
+                    inlined = code if code.co_name in _COMPREHENSIONS else None
+                elif inlined is None:
                     return inner, row
-                inner = row
+                elif code.co_name not in _COMPREHENSIONS:
+                    self._functions[id(inlined)] = code
+                    inlined = None
             frame = frame.f_back
         return inner, -1
 
@@ -130,8 +140,9 @@ class OwnLines:
         return row
 
     def code(self, row: int) -> CodeType:
-        """Return the code of the function that has a line, by a number of `around`."""
-        return self._lines[row][0]
+        """Return the code of the function that has a line, by a number of `two_around`."""
+        code = self._lines[row][0]
+        return self._functions.get(id(code), code)
 
     def place(self, row: int) -> tuple[str, str, int]:
         """Return the file, the function and the line of a number of `around`."""
@@ -155,5 +166,6 @@ _GENERATED = "paddle/to_static_tmp/"
 """Part of the paths of the code that ``to_static`` generates."""
 _OF_TRAINER = re.compile(rf"{INSTALLED.pattern}(?P<shown>(?:{'|'.join(TRAINERS)})/.*)")
 """The path of a file of one of `TRAINERS`, in any environment: a user's packages are in another folder."""
+_COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 _INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
 """What a comprehension adds to the name of its function."""

@@ -31,13 +31,15 @@ from ppprof.capture.recording.patches import dtype_key
 
 _MOST_TENSORS = 100_000
 """Limit of the tensors with numbers, some 40 MB; a window without a step may have more."""
+_MOST_NUMBERS = 3 * _MOST_TENSORS
+"""Limit of the values that have numbers, two for each operator."""
 _MOST_ITEMS = 1000
 """Longest list of arguments or results that has a number."""
 _IMPURE = re.compile(
     "rand|dropout|bernoulli|binomial|dirichlet|empty|exponential|gaussian|uniform|multinomial|poisson"
     "|rrelu|standard_gamma|shuffle_batch|sampling|sampler|sample_neighbors|center_sample|cauchy"
     "|geometric|log_normal|attention|attn|feedforward|transformer|rnn|lstm|gru|quant|moe|custom|program"
-    "|recv|send|gather$|scatter$|allreduce|reduce_$|all_|barrier|broadcast_?$|^c_|^mp_|^global_"
+    "|gumbel|fractional_max_pool|recv|send|gather$|scatter$|allreduce|reduce_$|all_|barrier|broadcast_?$|^c_|^mp_|^global_"
 )
 """Functions whose results may differ with equal arguments: random numbers, other ranks' values, hidden states.
 Where a name does not decide, results count as new."""
@@ -80,8 +82,8 @@ class ValueNumbers:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more tensors than a step has."""
-        return len(self._tensors) > _MOST_TENSORS
+        """Whether there are more tensors, or values, than a step has."""
+        return len(self._tensors) > _MOST_TENSORS or len(self._numbers) > _MOST_NUMBERS
 
     def forget(self) -> None:
         """Forget the numbers of all tensors: one was changed in a way that its state does not show."""

@@ -256,7 +256,33 @@ def healthy() -> dict[str, Step]:
     def scaled(factor: float) -> Any:
         return paddle.full([4], factor) * factor
 
+    def samples() -> None:
+        for _ in range(2):
+            sampled(x)
+
+    def sampled(x: Any) -> Any:
+        return nn.functional.gumbel_softmax(x) * 2.0
+
+    def buffers() -> None:
+        """Numbers are forgotten before they are written."""
+        made = [empty() for _ in range(2)]
+        received.append(0)
+        for number, each in enumerate(made):
+            each.add_(paddle.full([64, 64], float(number)))
+
+    def comprehension() -> None:
+        many(x)
+
+    def many(x: Any) -> Any:
+        masks = [(x > 0).astype("float32") for _ in range(3)]
+        for number in range(9):
+            x = paddle.matmul(x, x, transpose_y=True)[:, :1].expand([2, 4]) * float(number)
+        return x, masks
+
     return {
+        "Gumbel": samples,
+        "buffers": buffers,
+        "comprehension": comprehension,
         "micro-batches": micro_batches,
         "new tensors": new_tensors,
         "noise": noise,
@@ -273,6 +299,7 @@ def healthy() -> dict[str, Step]:
 
 
 HEALTHY = (
+    *("Gumbel", "buffers", "comprehension"),
     *("micro-batches", "new tensors", "noise", "setitem", "in place", "Backward between"),
     *("recompute", "received", "no_grad", "two views", "random numbers of Python", "one block"),
 )
