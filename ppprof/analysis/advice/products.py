@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.finding import MAJOR_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import LINE_OF, PENALTY, PENALTY_LINE, TAKER_OF
 from ppprof.analysis.advice.penalties import L2, NORM
 
@@ -278,7 +278,7 @@ def strided_inputs(evidence: Evidence) -> list[Finding]:
     """Report copies of views, which operators make ahead of their kernels; the cost is their time.
 
     Each attention has some, often in a layer of the framework: on a device, a finding is no more than minor. On a
-    host, the kernels that copy views are slow, and Paddle can do without views.
+    host, the kernels that copy views are slow, and Paddle can do without views: it is moderate if it would be major.
     """
     copies = evidence.names("strided")
     cost_ns = float(copies["time_ns"].sum())
@@ -295,9 +295,10 @@ def strided_inputs(evidence: Evidence) -> list[Finding]:
         "remedy": "code-host" if can_do_without else "code",
     }
     found = evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
-    return (
-        found if can_do_without else [dataclasses.replace(each, severity="minor") for each in found]
-    )
+    is_large = can_do_without and cost_ns >= MAJOR_RATIO * evidence.step_ns
+    return [
+        dataclasses.replace(each, severity="moderate" if is_large else "minor") for each in found
+    ]
 
 
 def casts(evidence: Evidence) -> list[Finding]:

@@ -154,9 +154,8 @@ class StackSampler(FileObserver["_Sampling"]):
         self._layer: type = Layer
         self._open_span = open_span
         self._find_holders = find_holders
+        self._new_chains: Callable[[], GraphChains] | None = partial(GraphChains, self._files)
         self._chains: GraphChains | None = None
-        with suppress(Exception):  # another version of Paddle
-            self._chains = GraphChains(self._files)
         self._num_steps = 0
         """Of the window that is open, or of the latest one."""
         self._used: Callable[[], int | None] = lambda: allocator_bytes(get_device(), "Allocated")
@@ -170,6 +169,13 @@ class StackSampler(FileObserver["_Sampling"]):
         """Memory in use as the window began; None outside windows, and where it is unknown."""
         self._has_grown = False
         """Whether it had grown when the latest window ended, and who holds tensors has not been looked for."""
+
+    def install(self) -> None:
+        """Learn how Paddle shows graphs, which runs an operator: never ahead of a window, when the training may record."""
+        new_chains, self._new_chains = self._new_chains, None
+        if new_chains is not None:
+            with ignoring_errors():  # another version of Paddle
+                self._chains = new_chains()
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""

@@ -672,6 +672,7 @@ def test_a_sum_with_its_graph_is_looked_for_if_memory_has_grown(tmp_path: Path) 
     def train() -> None:  # without an assert, in which pytest reads locals()
         layer = paddle.nn.Linear(4, 16 << 10)
         total = layer(paddle.ones([2, 4])).square().mean()
+        sampler.install()
         sampler.started()
         for step in range(6):
             total += layer(paddle.ones([2, 4])).square().mean()
