@@ -103,14 +103,16 @@ def held_containers(frames: Iterable[FrameType], files: UserFiles) -> list[HeldC
     """
     candidates: list[tuple[int, Any, list[list[Any]]]] = []
     reached = ReachedTensors(files)
-    for container in _containers(reached):
+    namer = _Namer(frames, files)
+    # Variables of the calling functions first: the time may run out.
+    for container in sorted(_containers(reached), key=lambda each: not namer.is_variable(each)):
         with suppress(RuntimeError):  # another thread changes it
             elements = reached.of_elements(container)
             if len(elements) >= _LEAST_ELEMENTS:
                 candidates.append((sum(map(len, elements)), container, elements))
     # Of equally many tensors, the container with more elements: the other one may have it in an element.
     candidates.sort(key=lambda each: (-each[0], -len(each[2])))
-    namer = _Namer(frames, files, {id(candidates), *map(id, candidates)})
+    namer.begin([candidates, *candidates])
     holders: list[HeldContainer] = []
     for _, container, elements in candidates[:_MOST_CANDIDATES]:
         name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
@@ -200,12 +202,12 @@ def _reads_variables(code: CodeType) -> bool:
 class _Namer:
     """Finds names of objects: variables of the calling functions, else what refers to them."""
 
-    def __init__(self, frames: Iterable[FrameType], files: UserFiles, passed: set[int]) -> None:
+    def __init__(self, frames: Iterable[FrameType], files: UserFiles) -> None:
         self._files = files
-        self._passed = passed
+        self._passed: set[int] = set()
         """Ids of objects whose name does not count: those of the search itself."""
         self._searches = _MOST_SEARCHES
-        self._deadline_s = time.thread_time() + _MOST_SECONDS
+        self._deadline_s = 0.0
         self._variables: dict[int, str] = {}
         """Names that are known, by the ids of what has them."""
         for frame in frames:
@@ -213,6 +215,15 @@ class _Namer:
             named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
             for name, number in named:
                 self._variables.setdefault(number, f"{name}, {place}")
+
+    def is_variable(self, held: object) -> bool:
+        """Return whether a variable refers to an object."""
+        return id(held) in self._variables
+
+    def begin(self, own: Iterable[object]) -> None:
+        """Begin to look for names, but for those that objects of the search itself would give."""
+        self._passed.update(map(id, own))
+        self._deadline_s = time.thread_time() + _MOST_SECONDS
 
     def name(self, held: object, depth: int = _MOST_DEPTH) -> str | None:
         """Return the name of an object; None if none is found."""

@@ -332,3 +332,20 @@ def test_a_class_without_a_module_is_not_the_users() -> None:
     for module in ("no module", None):
         kind = type("SwigPyObject", (), {"__module__": module})
         assert not is_own_class(kind, UserFiles(FOLDER))
+
+
+def with_pairs() -> tuple[dict[str, set[int]], list[Any]]:
+    pairs = [(0, each) for each in tensors()]
+    others = Trainer()
+    others.history.update({str(number): [(0, each) for each in tensors()] for number in range(9)})
+    return found(sys._getframe()), [*pairs, others]
+
+
+def test_variables_come_first_if_the_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ppprof.capture.recording import reached_tensors
+
+    monkeypatch.setattr(reached_tensors, "_MOST_OBJECTS", 4 * NUM)
+    names, values = with_pairs()
+    assert names["pairs, with_pairs() of test_holders.py (list)"] == pointers(
+        each for _, each in values[:NUM]
+    )
