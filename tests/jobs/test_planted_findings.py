@@ -50,7 +50,5 @@ def test_an_unfused_optimizer(planted_run: Open) -> None:
 def test_nothing(planted_run: Open) -> None:
     """On a CPU, the attention of any model copies views, which Paddle can do without."""
     found = ppprof.advise(planted_run("nothing"))
-    planted = [finding for finding in found if finding.rule != "strided-inputs"]
-    assert {finding.severity for finding in planted} <= {"minor"}, [
-        (finding.rule, finding.facts) for finding in found
-    ]
+    above = {(each.rule, each.severity) for each in found if each.severity != "minor"}
+    assert above <= {("strided-inputs", "moderate")}, [(each.rule, each.facts) for each in found]
