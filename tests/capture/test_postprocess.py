@@ -318,7 +318,7 @@ NOTES_ITS_PID = "import os; print(os.getpid(), file=open('{}/pids', 'a'));"
 
 
 def until_finished(made: PostProcessor) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120  # on a busy machine, it runs last
     while made.poll() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not made.poll()

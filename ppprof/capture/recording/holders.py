@@ -25,12 +25,12 @@ from ppprof.rundir.python_stacks import Holder
 
 T = TypeVar("T")
 
-_MOST_HOLDERS, _MOST_CANDIDATES = 8, 32
-"""Containers, those with the most tensors, that are named, and for which a name is looked for."""
+_MOST_HOLDERS = 8
+"""Containers that are named, those with the most tensors."""
 _LEAST_ELEMENTS = 5
 """Fewer elements of a container that have tensors are no growth."""
 _MOST_OBJECTS = 1_000_000
-"""With more objects, a search would take seconds."""
+"""With more objects, a search would take seconds: only variables are looked at."""
 _AT_ONCE = 10_000
 """Objects whose references are listed at once: all of them would take several MiB, where memory may have run out."""
 _MOST_DEPTH, _MOST_SEARCHES, _MOST_SECONDS = 4, 50, 1.0
@@ -105,16 +105,18 @@ def held_containers(frames: Iterable[FrameType], files: UserFiles) -> list[HeldC
     reached = ReachedTensors(files)
     namer = _Namer(frames, files)
     # Variables of the calling functions first: the time may run out.
-    for container in sorted(_containers(reached), key=lambda each: not namer.is_variable(each)):
+    every = (*_long(namer.take_variables(), reached), *_containers(reached))
+    containers = {id(each): each for each in every}
+    for container in containers.values():
         with suppress(RuntimeError):  # another thread changes it
             elements = reached.of_elements(container)
             if len(elements) >= _LEAST_ELEMENTS:
                 candidates.append((sum(map(len, elements)), container, elements))
     # Of equally many tensors, the container with more elements: the other one may have it in an element.
     candidates.sort(key=lambda each: (-each[0], -len(each[2])))
-    namer.begin([candidates, *candidates])
+    namer.begin([every, containers, candidates, *candidates])
     holders: list[HeldContainer] = []
-    for _, container, elements in candidates[:_MOST_CANDIDATES]:
+    for _, container, elements in candidates:
         name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
         if name is not None:
             is_deque = reached.kind(container) is deque
@@ -150,8 +152,13 @@ def _containers(reached: ReachedTensors) -> list[Any]:
     owns = {number for number, kind in types.items() if issubclass(kind, (type, ModuleType))}
     owners = [each for each in tracked if id(type(each)) in owns]
     passed = {id(each) for each in gc.get_referents(*owners) if type(each) is dict}
-    kept = (each for each in reversed(found) if id(each) not in passed)
-    return [each for each in kept if reached.num_elements(each) >= _LEAST_ELEMENTS]
+    return _long((each for each in reversed(found) if id(each) not in passed), reached)
+
+
+def _long(values: Iterable[Any], reached: ReachedTensors) -> list[Any]:
+    """Return the containers with enough elements."""
+    found = (each for each in values if reached.kind(each) in CONTAINERS)
+    return [each for each in found if reached.num_elements(each) >= _LEAST_ELEMENTS]
 
 
 def _addresses(elements: list[list[Any]]) -> list[int]:
@@ -210,15 +217,18 @@ class _Namer:
         self._deadline_s = 0.0
         self._variables: dict[int, str] = {}
         """Names that are known, by the ids of what has them."""
+        self._values: list[Any] = []
         for frame in frames:
             is_own, place = files[frame.f_code.co_filename][1], place_of(frame, files)
-            named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
-            for name, number in named:
-                self._variables.setdefault(number, f"{name}, {place}")
+            named = variables(frame, lambda name, value: (name, value)) if is_own else []
+            for name, value in named:
+                self._variables.setdefault(id(value), f"{name}, {place}")
+                self._values.append(value)
 
-    def is_variable(self, held: object) -> bool:
-        """Return whether a variable refers to an object."""
-        return id(held) in self._variables
+    def take_variables(self) -> list[Any]:
+        """Return the values of the variables, and keep them no longer."""
+        values, self._values = self._values, []
+        return values
 
     def begin(self, own: Iterable[object]) -> None:
         """Begin to look for names, but for those that objects of the search itself would give."""

@@ -75,6 +75,27 @@ def test_variables_of_the_calling_functions() -> None:
     assert names["pairs, train() of test_holders.py (deque)"] == pointers(values[NUM:])
 
 
+def test_variables_are_found_among_more_objects_than_are_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ppprof.capture.recording import holders
+
+    monkeypatch.setattr(holders, "_MOST_OBJECTS", 0)
+    names, values, _ = train()
+    assert names == {
+        "own, train() of test_holders.py (list)": pointers(values[:NUM]),
+        "pairs, train() of test_holders.py (deque)": pointers(values[NUM:]),
+    }
+
+
+def test_variables_are_found_beside_many_larger_containers_without_a_name() -> None:
+    larger = tuple((Slotted([paddle.ones([3]) for _ in range(2 * NUM)]),) for _ in range(100))
+    names, values, _ = train()
+    assert len(larger) == 100
+    assert names["own, train() of test_holders.py (list)"] == pointers(values[:NUM])
+    assert names["pairs, train() of test_holders.py (deque)"] == pointers(values[NUM:])
+
+
 @pytest.mark.parametrize("most", [None, 100])
 def test_a_deque_with_a_limit_is_bounded(most: int | None) -> None:
     from ppprof.capture.recording.holders import find_holders
