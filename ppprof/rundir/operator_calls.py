@@ -1,8 +1,8 @@
 r"""What operators were called with in a window: a file beside the raw capture.
 
 The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python, then as
-many for each call of a layer, whose signature is -2, and once more for those that computed again what an earlier
-call of the layer had computed in the step, -3::
+many for each call of a layer, whose signature is -2, once more for those that computed again what an earlier
+call of the layer had computed in the step, -3, and for those whose gradients were cleared unused, -4::
 
     {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {},
                      "File \"train.py\", line 3, in log"]],
@@ -10,10 +10,12 @@ call of the layer had computed in the step, -3::
      "backwards": [[7, [["MatmulGradNode", 3, 2, 0], ["GradNodeAccumulation", -1, 0, 0]]]],
      "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"},
      "repeats": [[1, "File \"net.py\", line 9, in forward", "", "File \"net.py\", line 8, in forward", ""]],
-     "repeated_functions": [["File \"net.py\", line 4, in mask", "File \"net.py\", line 9, in forward", "", "", [3, 4]]]}
+     "repeated_functions": [["File \"net.py\", line 4, in mask", "File \"net.py\", line 9, in forward", "", "", [3, 4]]],
+     "cleared": [[2, "File \"train.py\", line 9, in sample", "File \"train.py\", line 5, in update"]]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
     thread id | start_ns | end_ns | -2                         | row of the layer
     thread id | start_ns | end_ns | -3                         | row of the repeat
+    thread id | start_ns | end_ns | -4                         | row in "cleared"
 
 A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
 in which Paddle runs them, each with the call that created it.
@@ -37,7 +39,7 @@ _MOST_BYTES, _MOST_TEXT_BYTES, _MOST_BACKWARDS = 256 << 20, 32 << 20, 10_000
 _MOST_NODES, _MOST_GRADIENTS = 200_000, 100_000
 """Limits of all nodes, and of the gradients of one."""
 _COLUMNS = 5
-_LAYER, _REPEATED = -2, -3
+_LAYER, _REPEATED, _CLEARED = -2, -3, -4
 RUN_BACKWARD = "run_backward"
 """Name of the function that computes gradients."""
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
@@ -71,7 +73,7 @@ class Node(msgspec.Struct, array_like=True, frozen=True):
     num_gradients: int
     """How many gradients it computes: one for each input that needs one."""
     num_unused: int = 0
-    """How many of them lead only to parameters that no optimizer updates."""
+    """How many of them lead only to parameters that no optimizer updates, or not with these gradients."""
     is_of_one_leaf: bool = False
     """Whether it computes several, all of them for one leaf: a parameter that is multiplied by itself."""
 
@@ -115,6 +117,17 @@ class RepeatedFunction(msgspec.Struct, array_like=True, frozen=True):
     """Rows of the calls of the repeated operators."""
 
 
+class Cleared(msgspec.Struct, array_like=True, frozen=True):
+    """A layer whose parameters' gradients, of calls in one place, are cleared before an optimizer uses them."""
+
+    layer: int
+    """Row of the layer."""
+    callstack: str
+    """The line that calls it, as `Signature.callstack`."""
+    caller: str
+    """The line that calls the function of that line; empty if unknown."""
+
+
 class _Header(msgspec.Struct):
     signatures: list[Signature]
     dtypes: list[str]
@@ -123,6 +136,7 @@ class _Header(msgspec.Struct):
     not_updated: dict[int, str] = {}
     repeats: list[Repeat] = []
     repeated_functions: list[RepeatedFunction] = []
+    cleared: list[Cleared] = []
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,11 @@ class OperatorCalls:
     columns likewise, but the last one is the row of the repeat."""
     repeated_functions: Sequence[RepeatedFunction] = ()
     """Functions whose operators, outside or inside of layers, compute again what is known."""
+    cleared: Sequence[Cleared] = ()
+    """Layers and lines of the cleared calls."""
+    cleared_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    """Those of ``layer_calls`` whose parameters' gradients were cleared unused: columns likewise, but the last one is the
+    row in ``cleared``."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -169,11 +188,16 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
             dict(calls.not_updated),
             list(calls.repeats),
             list(calls.repeated_functions),
+            list(calls.cleared),
         )
     )
-    layers = np.insert(calls.layer_calls, 3, _LAYER, axis=1)
-    repeated = np.insert(calls.repeated_calls, 3, _REPEATED, axis=1)
-    numbers = np.concatenate([calls.calls, layers, repeated]).astype("<i8")
+    of_layers = (
+        (calls.layer_calls, _LAYER),
+        (calls.repeated_calls, _REPEATED),
+        (calls.cleared_calls, _CLEARED),
+    )
+    marked = [np.insert(rows, 3, number, axis=1) for rows, number in of_layers]
+    numbers = np.concatenate([calls.calls, *marked]).astype("<i8")
     file.write(b"\n".join([header, numbers.tobytes()]))
 
 
@@ -198,21 +222,23 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         raise ValueError(f"{len(header.backwards)} backward passes in one step")
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
     kind = calls[:, 3]
-    layer_calls, repeated_calls = (
-        _sorted(np.delete(calls[kind == number], 3, axis=1)) for number in (_LAYER, _REPEATED)
+    layer_calls, repeated_calls, cleared_calls = (
+        _sorted(np.delete(calls[kind == number], 3, axis=1))
+        for number in (_LAYER, _REPEATED, _CLEARED)
     )
-    calls = calls[(kind != _LAYER) & (kind != _REPEATED)]
+    calls = calls[~np.isin(kind, (_LAYER, _REPEATED, _CLEARED))]
     names = [signature.name for signature in header.signatures]
     if not all(_NAME.fullmatch(name) for name in (*names, *header.dtypes)):
         raise ValueError("a name that no operator has")
     for column, rows in ((3, header.signatures), (4, header.dtypes)):
         if len(calls) and not -1 <= calls[:, column].min() <= calls[:, column].max() < len(rows):
             raise ValueError("a row that does not exist")
-    repeated_layers = np.array([repeat.layer for repeat in header.repeats], np.int64)
+    named = [*(each.layer for each in header.repeats), *(each.layer for each in header.cleared)]
     for numbers_of, rows_of in (
         (layer_calls[:, 3], header.layers),
         (repeated_calls[:, 3], header.repeats),
-        (repeated_layers, header.layers),
+        (cleared_calls[:, 3], header.cleared),
+        (np.array(named, np.int64), header.layers),
     ):
         if len(numbers_of) and not 0 <= numbers_of.min() <= numbers_of.max() < len(rows_of):
             raise ValueError("a layer that does not exist")
@@ -233,6 +259,8 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         header.repeats,
         repeated_calls,
         [_with_rows(function, position) for function in header.repeated_functions],
+        header.cleared,
+        cleared_calls,
     )
 
 

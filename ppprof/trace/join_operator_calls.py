@@ -43,6 +43,7 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 from ppprof.trace.operator_inputs import (
+    CLEARED,
     LAYER,
     NOT_UPDATED,
     NUM_GRADIENTS,
@@ -207,21 +208,32 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
     is_own = pl.col("start_ns") == pl.col("start_ns").min().over("call")
     forwards = forwards.filter((pl.col("call") >= 0) & is_own)
     calls = recorded.layer_calls[forwards["call"].to_numpy()]
-    repeat_of = {(thread, start): row for thread, start, _, row in recorded.repeated_calls.tolist()}
-    repeats = [repeat_of.get((thread, start), -1) for thread, start, *_ in calls.tolist()]
-    kinds = list(zip(calls[:, 3].tolist(), repeats))
+    repeats, cleared = (
+        _rows_of(calls, marked) for marked in (recorded.repeated_calls, recorded.cleared_calls)
+    )
+    kinds = list(zip(calls[:, 3].tolist(), repeats, cleared))
     texts = {kind: _attributes_of_layer(recorded, *kind) for kind in set(kinds)}
     attributes = events["attributes"].cast(pl.String)
     attributes = attributes.scatter(forwards["row"], [texts[kind] for kind in kinds])
     return events.with_columns(attributes.cast(pl.Categorical))
 
 
-def _attributes_of_layer(recorded: OperatorCalls, layer: int, repeat: int) -> str:
+def _rows_of(calls: Int64, marked: Int64) -> list[int]:
+    """Return for each call of a layer what it has in the last column of those that are marked; -1 for others."""
+    row_of = {(thread, start): row for thread, start, _, row in marked.tolist()}
+    return [row_of.get((thread, start), -1) for thread, start, *_ in calls.tolist()]
+
+
+def _attributes_of_layer(recorded: OperatorCalls, layer: int, repeat: int, cleared: int) -> str:
     """Return the attributes of calls of a layer; those that repeat no other call have -1 as their repeat."""
-    _, *lines = msgspec.structs.astuple(recorded.repeats[repeat]) if repeat >= 0 else (None,)
     known = _if_known(NOT_UPDATED, recorded.not_updated.get(layer))
-    repeated = _if_known(REPEATED, lines or None)
-    return str(to_json({LAYER: recorded.layers[layer], **known, **repeated}))
+    for name, rows, row in (
+        (CLEARED, recorded.cleared, cleared),
+        (REPEATED, recorded.repeats, repeat),
+    ):
+        if row >= 0:
+            _, *known[name] = msgspec.structs.astuple(rows[row])
+    return str(to_json({LAYER: recorded.layers[layer], **known}))
 
 
 def _with_gradients(gradients: pl.DataFrame) -> pl.Series:

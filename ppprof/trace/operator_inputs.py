@@ -40,7 +40,8 @@ NUM_GRADIENTS = "gradients"
 """The attribute of a gradient that says for how many inputs of its operator it is computed."""
 
 UNUSED_GRADIENTS = "unused_gradients"
-"""The attribute of a gradient that says how many of these lead only to parameters that no optimizer updates."""
+"""The attribute of a gradient that says how many of these lead only to parameters that no optimizer updates, or not
+with these gradients."""
 
 OF_ONE_LEAF = "of_one_leaf"
 """The attribute of a gradient that is true if it is for one parameter alone, maybe as several inputs."""
@@ -49,6 +50,11 @@ NOT_UPDATED = "not_updated"
 """The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get
 gradients: the line that calls the layer, as a call stack; empty if unknown."""
 
+CLEARED = "cleared"
+"""The attribute of the Forward event of a layer whose parameters' gradients, of this call, are cleared before an optimizer
+uses them: call stacks of the line that calls the layer, and of the line that calls the function of that line; empty if
+unknown."""
+
 REPEATED = "repeated"
 """The attribute of the Forward event of a layer that computes again what an earlier call of it has computed in the
 step: call stacks of the line that calls it, of the line that calls the function of that line, and both of the
@@ -56,7 +62,7 @@ earlier call; empty if unknown. An operator that computes again what is known ha
 call stacks of a line of the function, of the line that calls the function, and likewise of the earlier call."""
 
 OWN_ATTRIBUTES = frozenset(
-    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, REPEATED)
+    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED)
 )
 """Attributes that ppprof has added: no argument of an operator has their names."""
 

@@ -131,7 +131,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: bytes, new: bytes) -> No
         read_operator_calls(file)
 
 
-@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -4, 0], [7, 1, 2, 0, 1]])
+@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -5, 0], [7, 1, 2, 0, 1]])
 def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) -> None:
     file = RunFile(tmp_path, "a.ops")
     calls = OperatorCalls([MATMUL, CONCAT], ["float32"], np.array([row], np.int64))
@@ -190,14 +190,14 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
     content = file.read(1 << 20)
     file.write(
         content.replace(b"1,2,0,false]", b"1,2]").replace(
-            b',"not_updated":{},"repeats":[],"repeated_functions":[]', b""
+            b',"not_updated":{},"repeats":[],"repeated_functions":[],"cleared":[]', b""
         )
     )
     assert len(file.read(1 << 20)) < len(content)
     recorded = read_operator_calls(file)
     (node,) = recorded.backwards[0].nodes
     assert (node.num_unused, node.is_of_one_leaf) == (0, False)
-    assert (recorded.not_updated, recorded.repeated_functions) == ({}, [])
+    assert (recorded.not_updated, recorded.repeated_functions, recorded.cleared) == ({}, [], [])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import (
     Backward,
+    Cleared,
     Node,
     OperatorCalls,
     Repeat,
@@ -309,6 +310,26 @@ def test_a_repeated_operator_says_the_lines_of_its_function(tmp_path: Path) -> N
         '{"X1":0,"repeated":["line 4","line 9","line 3",""]}',
         '{"X1":0,"gradients":1}',
     ]
+
+
+def test_a_call_whose_gradients_are_cleared_says_its_lines(tmp_path: Path) -> None:
+    """The other call of the layer does not."""
+    layers = [span("Forward", name, start, start + 20) for name, start in (("A", 10), ("B", 40))]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(layers)))
+    rows = np.array([[31, EPOCH_NS + start, EPOCH_NS + start + 22, 0] for start in (9, 39)])
+    recorded = OperatorCalls(
+        *([], [], np.zeros((0, 5), np.int64)),
+        layers=["encoder"],
+        layer_calls=rows,
+        cleared=[Cleared(0, "line 4", "line 9")],
+        cleared_calls=rows[1:],
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.select(pl.col("name", "attributes").cast(pl.String))
+    assert dict(table.rows()) == {
+        "A": '{"layer":"encoder"}',
+        "B": '{"cleared":["line 4","line 9"],"layer":"encoder"}',
+    }
 
 
 def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ beside in STATEMENT (likewise, by the statement of the training that calls it), 
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
 what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), CALLER and EARLIER of one (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
-with the time of its gradients), unneeded passing (likewise, where gradients of other layers pass through it), collection (a line in
+with the time of its gradients; or whose optimizer clears them), unneeded passing (likewise, where gradients of other layers pass through it), unneeded
+cleared (those whose optimizer clears them), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
@@ -318,9 +319,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
             builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
     builder.add_repeated_calls()
-    unneeded = unneeded_gradients(profile)
-    builder.add_names("unneeded", unneeded)
-    builder.add_names("unneeded passing", unneeded.filter("passes"))
+    builder.add_unneeded()
     tables = unused_rows(profile)
     saves = tables.filter(pl.col("saved_ns") > 0)
     builder.add_names("table", saves.select("step", "name", time_ns="saved_ns"))
@@ -519,6 +518,16 @@ class IndicatorBuilder:
             for prefix, column in ((CALLER, "caller"), (EARLIER, "earlier")):
                 lines = same.with_columns(name=column).drop_nulls("name")
                 self.add_names(f"{prefix}{name}", lines)
+
+    def add_unneeded(self) -> None:
+        """Add the layers whose gradients are unused."""
+        nodes = unneeded_gradients(self.profile)
+        cleared = nodes.filter("is_cleared")
+        self.add_names("unneeded", nodes)
+        self.add_names("unneeded passing", nodes.filter("passes"))
+        self.add_names("unneeded cleared", cleared)
+        for (name,), same in cleared.drop_nulls("caller").group_by("name", maintain_order=True):
+            self.add_names(f"{CALLER}{name}", same.with_columns(name="caller"))
 
     def add_samples(self) -> None:
         """Add the lines of the user's code by samples: of stepping threads, and of others that load."""

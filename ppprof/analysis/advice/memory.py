@@ -158,7 +158,7 @@ def _is_of(name: str, layer: str) -> bool:
 
 
 def unused_gradients(evidence: Evidence) -> list[Finding]:
-    """Report gradients of layers whose parameters no optimizer updates; the cost is their time.
+    """Report gradients of layers whose parameters no optimizer updates with them; the cost is their time.
 
     Gradients that trained layers need, and that pass through such a layer, do not count: of a product, its share
     of gradients for parameters does.
@@ -167,12 +167,16 @@ def unused_gradients(evidence: Evidence) -> list[Finding]:
     if layers.is_empty():
         return []
     cost_ns, layer = float(layers["time_ns"].sum()), layers["name"][0]
-    passing = evidence.names("unneeded passing")["name"]
+    is_passing, is_cleared = (
+        layer in evidence.names(f"unneeded {kind}")["name"] for kind in ("passing", "cleared")
+    )
     facts: dict[str, Fact] = {
         "unused_ns": cost_ns,
         "layer": layer,
+        "caller": evidence.first_name(f"{CALLER}{layer}") if is_cleared else None,
         "num_others": layers.height - 1 or None,
-        "remedy": "code-passing" if layer in passing else "code",
+        "remedy": f"code{'-cleared' * is_cleared}{'-passing' * is_passing}",
+        **({"wording": "cleared"} if is_cleared else {}),
     }
     return evidence.time_finding("unused-gradients", cost_ns, "possible", facts, layers)
 

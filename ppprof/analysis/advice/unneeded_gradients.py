@@ -1,8 +1,13 @@
-"""Gradients that lead only to parameters that no optimizer updates: of a teacher, or below a head that alone is trained."""
+"""Gradients that lead only to parameters that no optimizer updates, or not with these gradients.
+
+The former are those of a teacher, or below a head that alone is trained; the latter those of a generator, below the loss of
+a discriminator, whose optimizer clears them first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Optional
 
 import numpy as np
 import polars as pl
@@ -14,6 +19,7 @@ from ppprof.analysis.profile.python_lines import line_name
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import (
+    CLEARED,
     LAYER,
     NOT_UPDATED,
     NUM_GRADIENTS,
@@ -29,7 +35,7 @@ _PRODUCTS = frozenset(
 
 
 def unneeded_gradients(profile: Profile) -> pl.DataFrame:
-    """Return the nodes of gradients that lead only to parameters that no optimizer updates, by layer.
+    """Return the nodes of gradients that lead only to parameters that no optimizer updates with them, by layer.
 
     ::
 
@@ -45,8 +51,10 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         One row per node, with gradients that are linked to operators: step; name, the outermost layer around
         the operator without an updated parameter, by its path or class, with the line that calls it
         (``backbone (net.py:8, forward(): x = self.backbone(x))``); time_ns, device time if the trace has device
-        events; and passes, whether any node of the layer, also one without a row, computes gradients that lead to
-        other layers. No rows without a recorded graph of gradients.
+        events; passes, whether any node of the layer, also one without a row, computes gradients that lead to
+        other layers; is_cleared, whether the layer has an optimizer, which clears these gradients; and caller, the line
+        that calls the function of the layer's line, null if unknown or not cleared. No rows without a recorded graph of
+        gradients.
     """
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts.with_columns(
@@ -60,7 +68,7 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
     is_layer[list(layers)] = True
     layer = tree.enclosing(is_layer)[nodes["forward"].to_numpy()]
     nodes = nodes.with_columns(
-        name=pl.Series([layers.get(row) for row in layer.tolist()], dtype=pl.String),
+        *pl.DataFrame([layers.get(row, _NO_LAYER) for row in layer.tolist()], _LAYER, orient="row"),
         share=map_texts(nodes["attributes"], _share, pl.Float64).fill_null(0.0),
         operator=map_texts(nodes["name"], operator_of_gradient),
     ).drop_nulls("name")
@@ -75,33 +83,42 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
     nodes = nodes.select(
         "step",
         "name",
+        *("passes", "is_cleared", "caller"),
         time_ns=(pl.col(time_ns) * pl.col("share")).round().cast(pl.Int64),
-        passes="passes",
     )
-    return nodes.drop_nulls("step")
+    return nodes.drop_nulls("step").select(*_ROWS)
 
 
-_ROWS = {"step": pl.Int64, "name": pl.String, "time_ns": pl.Int64, "passes": pl.Boolean}
+_LAYER = {"name": pl.String, "is_cleared": pl.Boolean, "caller": pl.String}
+_Layer = tuple[str, bool, Optional[str]]
+_NO_LAYER = (None, None, None)
+_NUM_LINES = 2
+_ROWS = {"step": pl.Int64, "time_ns": pl.Int64, "passes": pl.Boolean, **_LAYER}
 
 
-def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, str]:
-    """Return the row and the name of each outermost call of a layer without an updated parameter."""
+def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, _Layer]:
+    """Return the columns of `_LAYER` of each outermost call of a layer whose gradients are unused, by its row."""
     tree = profile.tree
     is_forward = (hosts["category"] == "Forward") & hosts["attributes"].is_not_null()
-    forwards = hosts.filter(is_forward)
-    line = map_texts(forwards["attributes"], lambda text: attributes_of(text).get(NOT_UPDATED))
-    path = map_texts(forwards["attributes"], lambda text: attributes_of(text).get(LAYER))
-    forwards = forwards.with_columns(line=line, path=path).drop_nulls("line")
-    rows = forwards["row"].to_numpy()
-    forwards = forwards.filter(pl.Series(~tree.below(rows)[rows]))
-    names = {}
-    for row, kind, path, line in forwards.select(
-        "row", pl.col("name").cast(pl.String), "path", "line"
-    ).iter_rows():
-        frame = frame_of_call(line)
-        place = f" ({line_name(profile.trace.stacks, frame)})" if frame else ""
-        names[row] = f"{path or kind}{place}"
-    return names
+    forwards = hosts.filter(is_forward).select("row", pl.col("name", "attributes").cast(pl.String))
+    kinds = {kind: _layer(profile, *kind) for kind in set(forwards.drop("row").iter_rows())}
+    known = {row: layer for row, *kind in forwards.iter_rows() if (layer := kinds[tuple(kind)])}
+    rows = np.array(list(known), np.int64)
+    is_inside = tree.below(rows)
+    return {row: layer for row, layer in known.items() if not is_inside[row]}
+
+
+def _layer(profile: Profile, kind: str, attributes: str) -> _Layer | None:
+    """Return the columns of `_LAYER` of calls with these attributes; None if their gradients are used."""
+    known = attributes_of(attributes)
+    is_cleared = NOT_UPDATED not in known
+    stacks = known.get(CLEARED) if is_cleared else [known[NOT_UPDATED], ""]
+    if not isinstance(stacks, list) or len(stacks) != _NUM_LINES:
+        return None
+    frames = map(frame_of_call, map(str, stacks))
+    line, caller = (line_name(profile.trace.stacks, each) if each else None for each in frames)
+    name = str(known.get(LAYER) or kind)
+    return f"{name} ({line})" if line else name, is_cleared, caller
 
 
 def _share(attributes: str) -> float:

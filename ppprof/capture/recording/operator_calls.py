@@ -22,7 +22,8 @@ import threading
 import time
 import types
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
 from ppprof.arrays import Int64
+from ppprof.capture.recording.cleared_gradients import CallId, ClearedGradients
 from ppprof.capture.recording.gradient_order import (
     ACCUMULATION,
     GraphNode,
@@ -59,6 +61,7 @@ from ppprof.rundir import TraceName
 from ppprof.rundir.operator_calls import (
     RUN_BACKWARD,
     Backward,
+    Cleared,
     Node,
     OperatorCalls,
     Repeat,
@@ -72,8 +75,6 @@ log = logging.getLogger("ppprof")
 
 Key = tuple[Any, ...]
 """A function, the line that calls it, and what it is called with: `OperatorCallRecorder` makes and reads it."""
-CallId = tuple[int, int]
-"""Thread and start of a call."""
 
 _MOST_SIGNATURES = 100_000
 """Limit of memory, some 50 MB, if each call has other arguments. Later ones are not kept."""
@@ -125,6 +126,7 @@ class WindowCalls:
         """A tensor whose memory was freed, and its node, by the tensor's identity."""
         self.backwards: dict[CallId, _Graph] = {}
         self.states = ParameterStates()
+        self.cleared = ClearedGradients()
         self._walked_ns = 0
         self._kept: list[Any] = []
         self._num_kept = 0
@@ -135,6 +137,8 @@ class WindowCalls:
         self.layer_calls = array("q")
         self.layer_lines: dict[int, int] = {}
         """Number of the line that first calls a layer, by the layer's row."""
+        self.places: dict[CallId, tuple[int, int]] = {}
+        """Numbers of the user's two lines that make a call of a layer, in the first step."""
         self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers(num_communications))
         self.operators = RepeatedOperators()
         self.changed: set[int] = (
@@ -290,6 +294,7 @@ class WindowCalls:
         self, call: LayerCall, around: LayerCall | None, results: Any, lines: tuple[int, int]
     ) -> None:
         """Note what a call of a layer has returned (`RepeatedCalls.note`), and the user's two lines that called it."""
+        self.places[call[:2]] = lines
         try:
             self.repeated.note(call, around, results, Place(*lines))
         except Exception as error:  # a result may do anything
@@ -366,12 +371,68 @@ class WindowCalls:
             log.debug("parameters without an optimizer are not recorded", exc_info=True)
             return {}
 
-    def backwards_of(self, rows: Int64, unused: Iterable[Any]) -> list[Backward]:
+    def cleared_leaves(self) -> dict[CallId, set[int]]:
+        """Return `ClearedGradients.found`, but leaves that let a function such as ``recompute`` run."""
+        found = self.cleared.found()
+        graphs = {call: self.backwards[call] for call in found if call in self.backwards}
+        return {
+            call: found[call] - leaves_below_functions(graph.nodes, found[call])
+            for call, graph in graphs.items()
+        }
+
+    def calls_with_cleared(
+        self, cleared: Mapping[CallId, Set[int]], calls: Int64
+    ) -> dict[int, tuple[int, int]]:
+        """Return the user's two lines of calls of layers whose gradients are cleared, by their rows.
+
+        Args:
+            cleared: from `cleared_leaves`.
+            calls: thread, start, end and layer of the calls of layers, in the order in which they ended.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        try:
+            leaves = self._leaves() if cleared else {}
+            for backward, addresses in cleared.items():
+                numbers = {number for number, address in leaves.items() if address in addresses}
+                known = list(self.layers.values())
+                layers = {row for row, _, layer in known if has_only(layer, numbers)}
+                made = _starts_by_thread(self.backwards[backward].created_by)
+                place = functools.partial(self._place_around, layers, made)
+                found |= self.repeated.in_all_steps(calls, place)
+        except Exception as error:  # a layer of the training's may do anything
+            pass_interruption(error)
+            log.debug("cleared gradients are not recorded", exc_info=True)
+        return found
+
+    def _place_around(
+        self,
+        layers: Set[int],
+        made: Mapping[int, Sequence[int]],
+        *call: int,
+    ) -> tuple[int, int] | None:
+        """Return the two lines of a call of one of some layers, if it is around one of some calls."""
+        thread, start, end, layer = call
+        starts = made.get(thread, ()) if layer in layers else ()
+        is_around = bisect_right(starts, end) > bisect_left(starts, start)
+        return self.places.get((thread, start)) if is_around else None
+
+    def _leaves(self) -> dict[int, int]:
+        """Return the addresses of the nodes of all parameters, by their identities."""
+        layers = self._called_layers()
+        parameters = (
+            each for layer in layers for each in layer.parameters(include_sublayers=False)
+        )
+        return {id(each): self.address_of([each]) for each in parameters}
+
+    def backwards_of(
+        self, rows: Int64, unused: Iterable[Any], cleared: Mapping[CallId, Set[int]]
+    ) -> list[Backward]:
         """Return the calls that computed gradients, with rows of calls in place of their starts.
 
         Args:
             rows: the calls.
             unused: parameters whose gradients are unused.
+            cleared: from `cleared_leaves`.
         """
         if not self.backwards:
             return []
@@ -380,8 +441,9 @@ class WindowCalls:
         }
         leaves = frozenset(self.address_of([parameter]) for parameter in unused) - {0}
 
-        def nodes_of(graph: _Graph) -> list[Node]:
-            counts = unused_gradients(graph.nodes, frozenset() if graph.is_of_inputs else leaves)
+        def nodes_of(call: CallId, graph: _Graph) -> list[Node]:
+            of_none = frozenset() if graph.is_of_inputs else leaves | cleared.get(call, set())
+            counts = unused_gradients(graph.nodes, of_none)
             # The inputs of paddle.grad may be no leaves: several results of one operator have one node.
             of_one = [not graph.is_of_inputs and each for each in of_one_leaf(graph.nodes)]
             return [
@@ -390,10 +452,18 @@ class WindowCalls:
             ]
 
         return [
-            Backward(row_of[call], nodes_of(graph))
+            Backward(row_of[call], nodes_of(call, graph))
             for call, graph in list(self.backwards.items())
             if call in row_of
         ]
+
+
+def _starts_by_thread(calls: Iterable[CallId | None]) -> dict[int, list[int]]:
+    """Return the starts of calls, in order, by thread."""
+    starts: dict[int, list[int]] = {}
+    for thread, start in sorted(each for each in set(calls) if each is not None):
+        starts.setdefault(thread, []).append(start)
+    return starts
 
 
 _Call = Callable[..., Any]
@@ -435,6 +505,9 @@ _CALL = "_dygraph_call_func"
 """Method of layers that records their event."""
 _SETTERS = ("set_value", "copy_")
 """Methods of tensors by which a training changes parameters itself."""
+_CLEAR, _GRADIENT = "clear_gradient", "grad"
+"""Method and attribute of tensors by which a training clears and reads a gradient. Paddle's optimizers read it in another
+way."""
 _FREE = "_clear_dataptr"
 """Method of tensors that frees their memory."""
 
@@ -491,6 +564,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             if vars(self._tensor).get(name) is method:
                 self._patches.put(self._tensor, name, wrapper)
         self._patches.replace(self._tensor, _FREE, self._free_wrapper)
+        self._patches.replace(self._tensor, _CLEAR, self._clear_wrapper)
+        self._patches.put(self._tensor, _GRADIENT, self._gradient_property())
         for name in _SETTERS:
             self._patches.replace(self._tensor, name, self._set_wrapper)
         self._patches.replace(paddle.nn.Layer, _CALL, self._layer_wrapper)
@@ -534,6 +609,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._recorded.forget_parameters()
         if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
             self._recorded.compare_parameters()
+        if num_steps >= _COMPARED_STEPS:
+            self._recorded.cleared.waiting.clear()
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 
@@ -563,6 +640,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
         signatures_of_calls = [self._signature(key) for key in signatures]
         unused = window.unused_parameters()
+        leaves = window.cleared_leaves()
         layer_calls = np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4)
         repeats, repeated_calls = self._repeats(window.repeated.found(layer_calls), layer_calls)
         functions = window.operators.found(
@@ -573,14 +651,26 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             signatures_of_calls,
             list(_DTYPES),
             rows,
-            window.backwards_of(rows, unused.values()),
+            window.backwards_of(rows, unused.values(), leaves),
             [_encodable(name) for _, name, _ in window.layers.values()],
             layer_calls,
             self._not_updated(window, unused),
             repeats,
             repeated_calls,
             list(map(self._repeated_function, functions)),
+            *self._cleared(window.calls_with_cleared(leaves, layer_calls), layer_calls),
         )
+
+    def _cleared(
+        self, places: Mapping[int, tuple[int, int]], calls: Int64
+    ) -> tuple[list[Cleared], Int64]:
+        """Return `OperatorCalls.cleared` and `OperatorCalls.cleared_calls`."""
+        of_calls = [(int(calls[row, 3]), *place) for row, place in places.items()]
+        kinds = {kind: row for row, kind in enumerate(dict.fromkeys(of_calls))}
+        rows = calls[list(places)].copy()
+        rows[:, 3] = [kinds[kind] for kind in of_calls]
+        stack = self._lines.call_stack
+        return [Cleared(layer, *map(stack, place)) for layer, *place in kinds], rows
 
     def _repeated_function(self, group: RepeatedGroup) -> RepeatedFunction:
         line, caller, earlier, earlier_caller = map(
@@ -621,6 +711,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         )
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
+        called = self._update_wrapper(function) if is_update else function
 
         @functools.wraps(function)  # so that it can be pickled, by its name
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -659,7 +750,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 row = -1
             before = window.before_call(name, args, kwargs) if window.is_examined else None
             start = now()
-            result = function(*args, **kwargs)
+            result = called(*args, **kwargs)
             end = now()
             try:
                 thread = local.id
@@ -696,6 +787,9 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             graph = window.graph_of(tensors, inputs, retains=retains)
             window.begin_backward(retains=retains)
             start = now()
+            if graph is not None and not is_of_inputs:
+                leaves = (node.address for node in graph.nodes if node.name == ACCUMULATION)
+                window.cleared.note_backward((threading.get_native_id(), start), leaves)
             try:
                 result = function(tensors, *args, **kwargs)
             finally:
@@ -735,7 +829,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 local.layer_call = around
                 if row >= 0:
                     window.layer_calls.extend((thread, start, now(), row))
-                    if window.repeated.values is not None:
+                    if window.is_examined:
                         window.note_results(call, around, results, lines.two_around(caller(1)))
 
         return wrapper
@@ -762,6 +856,36 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             return function(tensor, *args, **kwargs)
 
         return wrapper
+
+    def _update_wrapper(self, function: _Call) -> _Call:
+        def wrapper(parameter: Any, /, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is not None and window.cleared.waiting:
+                window.cleared.note_use(window.address_of([parameter]), is_update=True)
+            return function(parameter, *args, **kwargs)
+
+        return wrapper
+
+    def _clear_wrapper(self, function: _Call) -> _Call:
+        def wrapper(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is not None and window.cleared.waiting:
+                window.cleared.note_clear(window.address_of([tensor]))
+            return function(tensor, *args, **kwargs)
+
+        return wrapper
+
+    def _gradient_property(self) -> property:
+        """Return what reads and sets the gradient of a tensor, and notes that it is read."""
+        original = vars(self._tensor)[_GRADIENT]
+
+        def read(tensor: Any) -> Any:
+            window = self._window
+            if window is not None and window.cleared.waiting:
+                window.cleared.note_use(window.address_of([tensor]), is_update=False)
+            return original.__get__(tensor)
+
+        return property(read, original.__set__, doc=original.__doc__)
 
     def _dtype_of(self, result: Any) -> int:
         first = result[0] if isinstance(result, tuple) and result else result

@@ -18,7 +18,7 @@ class Patches:
     """The wrappers that are installed now, and the methods that they replace."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[type | ModuleType, str, Method, Method]] = []
+        self._replaced: list[tuple[type | ModuleType, str, Any, Any]] = []
 
     @property
     def is_installed(self) -> bool:
@@ -55,8 +55,8 @@ class Patches:
                 functools.update_wrapper(wrapper, method)
             self.put(kind, name, wrapper)
 
-    def put(self, kind: type | ModuleType, name: str, wrapper: Method) -> None:
-        """Replace a method, which there must be, by a wrapper of it."""
+    def put(self, kind: type | ModuleType, name: str, wrapper: Method | property) -> None:
+        """Replace a method or a property, which there must be, by a wrapper of it."""
         self._replaced.append((kind, name, vars(kind)[name], wrapper))
         setattr(kind, name, wrapper)
 

@@ -20,12 +20,15 @@ A Backward that frees its graph ends what is known: results whose gradients were
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ppprof.arrays import Int64
 from ppprof.capture.recording.value_numbers import Value, ValueNumbers
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -128,17 +131,25 @@ class RepeatedCalls:
         Args:
             calls: thread, start, end and layer of the calls of layers, in the order in which they ended.
         """
-        end = self._ends[0] if self._ends else len(calls)
-        found = {}
-        for row, (thread, start) in enumerate(calls[:end, :2].tolist()):
-            repeated = self._repeated.get((thread, start))
-            if repeated is not None:
-                found[row] = repeated
-        in_first = dict(found)
-        for step in self.alike(calls) if in_first else ():
-            begin = self._ends[step - 1]
-            found |= {begin + row: repeated for row, repeated in in_first.items()}
-        return found
+        return self.in_all_steps(
+            calls, lambda thread, start, end, layer: self._repeated.get((thread, start))
+        )
+
+    def in_all_steps(
+        self, calls: Int64, value_of: Callable[[int, int, int, int], T | None]
+    ) -> dict[int, T]:
+        """Return what calls of the first step have, and equal ones of later steps, by their rows.
+
+        Args:
+            calls: as for `found`.
+            value_of: returns it for thread, start, end and layer of a call; None for one without.
+        """
+        num = self._ends[0] if self._ends else len(calls)
+        values = ((row, value_of(*call)) for row, call in enumerate(calls[:num].tolist()))
+        in_first = {row: value for row, value in values if value is not None}
+        steps = self.alike(calls) if in_first else []
+        begins = [0, *(self._ends[step - 1] for step in steps)]
+        return {begin + row: value for begin in begins for row, value in in_first.items()}
 
     def alike(self, calls: Int64) -> list[int]:
         """Return the later steps, from 1, that call the same layers in the same order as the first step.

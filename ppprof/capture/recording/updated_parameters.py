@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import paddle
@@ -177,8 +177,13 @@ class ParameterStates:
         return {number: each for number, each in unchanged.items() if number not in in_optimizers}
 
 
-def has_only(layer: Any, unused: Mapping[int, Any]) -> bool:
-    """Return whether a layer, with the layers in it, has parameters with gradients, all of which are unused."""
+def has_only(layer: Any, unused: Collection[int]) -> bool:
+    """Return whether a layer, with the layers in it, has parameters with gradients, all of which are unused.
+
+    Args:
+        layer: the layer.
+        unused: the identities of parameters.
+    """
     trained = [id(each) for each in layer.parameters() if not each.stop_gradient]
     return bool(trained) and all(number in unused for number in trained)
 

@@ -22,7 +22,7 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
-from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls, RepeatedFunction
+from ppprof.rundir.operator_calls import Backward, Cleared, Node, OperatorCalls, RepeatedFunction
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
@@ -1671,6 +1671,29 @@ def test_a_layer_with_an_optimizer_has_no_unused_gradients(tmp_path):
     calls = dataclasses.replace(calls_of_distilling(), not_updated={})
     path = run(tmp_path / "log", [distilling()], calls=[calls])
     assert "unused-gradients" not in {each.rule for each in ppprof.advise(ppprof.open(path))}
+
+
+@pytest.mark.parametrize(
+    ("node", "cost", "remedy"),
+    [(("matmul", 2, 2), 200, "code-cleared"), (("matmul", 2, 1), 100, "code-cleared-passing")],
+)
+def test_gradients_that_are_cleared_before_the_optimizer_uses_them(node, cost, remedy, tmp_path):
+    """Of three of six steps: a mean step has half of them. The layer has an optimizer."""
+    calls = calls_of_distilling(node)
+    teachers = calls.layer_calls[calls.layer_calls[:, 3] == 0]
+    stacks = [
+        f'File "train.py", line {line}, in {name}' for line, name in ((4, "make"), (9, "step"))
+    ]
+    calls = dataclasses.replace(
+        calls, not_updated={}, cleared=[Cleared(0, *stacks)], cleared_calls=teachers[::2]
+    )
+    path = run(tmp_path / "log", [distilling()], calls=[calls])
+    finding = one("unused-gradients", ppprof.advise(ppprof.open(path)))
+    assert finding.cost_ns == cost * US // 2
+    assert finding.facts["remedy"] == remedy
+    assert finding.facts["layer"] == "Classifier (train.py:4, make())"
+    assert finding.facts["caller"] == "train.py:9, step()"
+    assert finding.facts["wording"] == "cleared"
 
 
 def test_nodes_of_unknown_operators_do_not_run_again(tmp_path):
