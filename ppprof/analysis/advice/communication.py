@@ -39,10 +39,12 @@ _EACH_STEP = 0.9
 _ALL_REDUCE = re.compile("(?i)all_?reduce")
 """Collectives of which one over a buffer has the results of those over its parts."""
 
+_GATHER = re.compile("(?i)all_?gather")
+
 _MOST_UNMENDED = 3
 """A line without a remedy of its own is the first if no other line has this part of its time."""
 
-_UNMENDED = ("dp", "dp-cpu", "own", "own-cpu", "values", "values-cpu", "overlap")
+_UNMENDED = ("dp", "dp-cpu", "own", "own-cpu", "values", "values-cpu", "overlap", "mp")
 """Remedies of communication that a job of several ranks cannot do without."""
 _UNHIDDEN = ("dp-cpu", "own-cpu", "values-cpu")
 """Those of it that nothing hides."""
@@ -214,10 +216,12 @@ def _of_first(
 
     The wait for late ranks is no part of either: it counts for them. Communication that a job of several ranks needs comes behind other lines, unless these take little.
     """
-    is_known = on_axis in ("dp", "other") and remedy.startswith("code")
+    is_known = on_axis in ("dp", "other", "mp") and remedy.startswith("code")
     of_torch = evidence.framework == "torch"
     kinds = [
-        _remedy_of(evidence, row, rows) if is_known and not of_torch and row["line"] else None
+        _remedy_of(evidence, row, rows, on_axis)
+        if is_known and not of_torch and row["line"]
+        else None
         for row in rows.iter_rows(named=True)
     ]
     least_ns = float(rows["transfer_ns"][0]) / _MOST_UNMENDED
@@ -260,20 +264,24 @@ def _mended_ratio(evidence: Evidence, row: Mapping[str, Any], kind: str | None) 
     return 0.0 if kind in _UNHIDDEN else 1.0
 
 
-def _remedy_of(evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame) -> str | None:
+def _remedy_of(
+    evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame, on_axis: str
+) -> str | None:
     """Return what to do about the calls of a line: the end of a remedy's name; None for that of the axis."""
+    op = row["op"].lower()
+    if "object" in op:
+        return "objects-broadcast" if "broadcast" in op else "objects"
+    if on_axis == "mp":
+        return _remedy_of_parts(row)
     # Streams of a device compute while others communicate; a CPU does only if some of it is seen to be hidden.
     in_backward = row["inside"] == "Backward"
     overlaps = row["hidden_ratio"] >= _HIDDEN or (row["is_on_device"] and in_backward)
     where = "" if row["is_on_device"] else "-cpu"
-    op = row["op"].lower()
     if not row["is_named"] and in_backward:
         num = evidence.num_reductions.get(row["line"], 0)
         # Without a known number, a CPU may reduce the gradients of one update several times, too.
         is_once = num == 1 and not overlaps
         return "dp-accumulate" if num > 1 else f"dp{where}" if is_once else "dp"
-    if "object" in op:
-        return "objects"
     if "broadcast" in op:
         return "replicas"
     # Alone, it may be the gradients of a small model.
@@ -281,6 +289,14 @@ def _remedy_of(evidence: Evidence, row: Mapping[str, Any], rows: pl.DataFrame) -
     if "barrier" in op or (is_small and row["inside"] == ""):
         return "small"
     return _remedy_of_tensors(row, rows, "overlap" if overlaps else None)
+
+
+def _remedy_of_parts(row: Mapping[str, Any]) -> str:
+    """Return what `_remedy_of` does, of ranks that each have a part of the layers."""
+    if _GATHER.search(row["op"]) and row["inside"] in ("Forward", "Backward"):
+        return "mp-gather"
+    is_large = (row["most_bytes"] or 0) > SYNCHRONISING_BYTES
+    return "mp-outside" if is_large and row["inside"] == "" else "mp"
 
 
 def _remedy_of_tensors(row: Mapping[str, Any], rows: pl.DataFrame, overlap: str | None) -> str:

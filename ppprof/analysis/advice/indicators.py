@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -30,7 +30,11 @@ from ppprof.analysis.efficiency.avoidable import (
     vocabulary_work,
 )
 from ppprof.analysis.efficiency.copied_inputs import casts, strided_inputs
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
+from ppprof.analysis.efficiency.efficiency import (
+    EFFICIENCY_BY_STEP,
+    efficiency_by_step,
+    flops_of_hosts,
+)
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -66,7 +70,7 @@ from ppprof.analysis.ranks.step_breakdown import (
     loading_intervals,
     waiting_intervals,
 )
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Bool, Float64, Int64
 from ppprof.trace import GARBAGE_COLLECTION, joined_source
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
@@ -80,6 +84,8 @@ MOST_NAMES = 20
 """Maximum number of names of a kind of `_OF_MODEL` in `NAMES`; the names with the largest times are kept."""
 _OF_MODEL = frozenset(("gap", "kernel", "line", "operator", "module", "calling"))
 """Kinds of which a large model has thousands of names. No rule adds up their times."""
+
+Sums = TypeVar("Sums", Int64, Float64)
 
 _SUM = "^global_gradnodeaccumulation"
 """The node that adds to the gradient of a parameter, in lower case."""
@@ -105,6 +111,7 @@ STEPS = {
     "step": pl.Int64,
     "num_micro_batches": pl.Int64,
     "num_operators": pl.Int64,
+    "forward_flops": pl.Float64,
     "num_kernels": pl.Int64,
     "num_tiny_kernels": pl.Int64,
     "idle_ns": pl.Int64,
@@ -132,6 +139,8 @@ STEPS = {
 
 - ``num_micro_batches``: number of Backward phases for each update, of one or several optimizers: a GAN has two of each;
 - ``num_operators``: number of operators;
+- ``forward_flops``: FLOPs of the operators outside of Backward and Optimization whose work is known (of gradients, it is known
+  in some steps only); null without shapes;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
   waits nor loads data (host_bound of `ppprof.analysis.ranks.step_breakdown`);
@@ -332,11 +341,12 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())
     builder.add_names("loader", loads.select("step", "name", time_ns="cpu_ns"))
     step = builder.step_of_host
-    columns: dict[str, Int64 | None] = {
+    columns: dict[str, Int64 | Float64 | None] = {
         "num_micro_batches": builder.count_micro_batches(),
         "num_operators": builder.count_by_step(
             step.gather(profile.tree.events.host_rows("Operator"))
         ),
+        "forward_flops": builder.forward_flops(),
         **builder.device_columns(),
         **builder.gradient_columns(),
         **builder.optimizer_columns(),
@@ -452,6 +462,15 @@ class IndicatorBuilder:
         """Return how often each step occurs, shape (steps,)."""
         return self.sum_by_step(step, np.ones(len(step), np.int64))
 
+    def forward_flops(self) -> Float64 | None:
+        """Return the FLOPs of each step outside of Backward and Optimization, shape (steps,); None without shapes."""
+        flops = flops_of_hosts(self.profile)
+        if flops is None:
+            return None
+        rows = self.tree.events.host_rows("Backward", "Optimization")
+        flops[self.tree.below(rows)] = 0
+        return self.sum_by_step(self.step_of_host, flops.astype(np.float64))
+
     def count_micro_batches(self) -> Int64:
         """Return the number of Backward phases of each step for each update, shape (steps,).
 
@@ -471,7 +490,7 @@ class IndicatorBuilder:
         backwards, updates = (self.sum_by_step(step, counted) for counted in (~is_update, begins))
         return np.where(backwards > 0, np.maximum(1, backwards // np.maximum(1, updates)), 0)
 
-    def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
+    def sum_by_step(self, step: pl.Series, values: Sums) -> Sums:
         """Return the sum of the values of each step, shape (steps,).
 
         Values without a step, or of a step without a ProfileStep, are dropped. If a step number
@@ -482,8 +501,10 @@ class IndicatorBuilder:
         # A step number may occur twice; its values count once.
         first = self.steps.select("step", first=pl.col("step").is_first_distinct())
         joined = first.join(sums, on="step", how="left", maintain_order="left")
-        value = pl.when("first").then("value").fill_null(0).cast(pl.Int64)
-        return joined.select(value).to_series().to_numpy()
+        dtype = pl.Float64 if values.dtype.kind == "f" else pl.Int64
+        value = pl.when("first").then("value").fill_null(0).cast(dtype)
+        found: Sums = joined.select(value).to_series().to_numpy()
+        return found
 
     def within(self, instants: Intervals) -> Int64:
         """Return the nanoseconds of ``instants``, a union, in each step, shape (steps,)."""

@@ -100,4 +100,4 @@ def _factor(operators: pl.DataFrame, step_ns: float, excess_ns: float) -> float 
     logs = np.log(time_ns / peers_ns)
     mean = np.average(logs, weights=peers_ns)
     spread = float(np.sqrt(np.average((logs - mean) ** 2, weights=peers_ns)))
-    return None if spread >= ALIKE else float(time_ns.sum() / peers_ns.sum())
+    return None if spread >= ALIKE else round(float(time_ns.sum() / peers_ns.sum()), 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -146,7 +146,9 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     Their own excess: that of the reported steps, ``reported_ns``, may be larger or smaller if these were
     not recorded. Garbage collections are the place if they explain half of both.
     """
-    place: dict[str, Fact] = dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "wording"))
+    place: dict[str, Fact] = dict.fromkeys(
+        ("gap", "gap_ns", "part", "part_ns", "flops_factor", "wording")
+    )
     slow = evidence.all_steps
     if not slow.is_empty():
         slow = slow.join(evidence.typical_lengths, ["window", "step"], "anti")
@@ -178,7 +180,33 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     part = max(excesses, key=lambda name: excesses[name])
     if excesses[part] < excess_ns / 2:
         return place
-    return {**place, "part": part, "part_ns": excesses[part], "wording": "part"}
+    place |= {"part": part, "part_ns": excesses[part], "wording": "part"}
+    ratio = _flops_factor(evidence, slow)
+    times = 1 + excess_ns / max(1.0, mean_of(evidence.typical_lengths, "step_ns"))
+    if part == "computation" and ratio is not None and ratio - 1 >= ALL_OF_IT * (times - 1):
+        place |= {"flops_factor": round(ratio, 2), "remedy": "code-flops"}
+    return place
+
+
+def _flops_factor(evidence: Evidence, slow: pl.DataFrame) -> float | None:
+    """Return how many times the FLOPs of typical steps slow ones have in their forward passes; None if unknown.
+
+    Of the rank with the most in a step, as the longest rank makes a step long.
+    """
+    steps = slow["step"].unique()
+    of_slow = [own.select_steps(steps).steps for own in evidence.indicators.values()]
+    usual = [own.steps for own in evidence.typical_indicators.values()]
+    flops, usual_flops = (_most_flops(tables) for tables in (of_slow, usual))
+    return flops / usual_flops if flops and usual_flops else None
+
+
+def _most_flops(tables: Sequence[pl.DataFrame]) -> float | None:
+    """Return the mean over steps of the FLOPs of the rank with the most; None if unknown."""
+    if not tables:
+        return None
+    most = pl.concat(tables).group_by("step").agg(pl.col("forward_flops").max())
+    mean = most["forward_flops"].mean()
+    return None if mean is None else float(mean)  # type: ignore[arg-type]
 
 
 def _lock(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:

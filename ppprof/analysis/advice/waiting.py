@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import MODERATE_RATIO, Fact, Finding
 from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
-from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
@@ -249,18 +249,20 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     means = evidence.rank_means.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     host_bound_ns = means.get("host_bound_ns")
     hosts = evidence.steps["host"].drop_nulls().n_unique()
-    operators = dict(evidence.indicator_means.select("rank", "num_operators").iter_rows())
     peers = evidence.typical.slow_ranks.filter(
         (pl.col("role") == first["role"]) & (pl.col("rank") != first["rank"])
     )["rank"]
-    own_operators = operators.get(first["rank"]) or 0.0
-    peer_operators = float(pl.Series([operators.get(rank) or 0.0 for rank in peers]).median() or 0)  # type: ignore[arg-type]
+    own_operators, peer_operators = _of_peers(evidence, "num_operators", first["rank"], peers)
+    own_flops, peer_flops = _of_peers(evidence, "forward_flops", first["rank"], peers)
+    has_more_flops = own_flops > (1 + MORE_WORK) * peer_flops > 0
     kind = "-hosts" if hosts > 1 and not evidence.is_disturbed else ""
     if own_operators > (1 + MORE_WORK) * peer_operators > 0:
         kind = "-work"
+    elif has_more_flops:
+        kind = "-flops"
     found, reasons = reason_of(evidence, first["rank"], peers.to_list(), first["excess_ns"])
     in_python = found["reason_kind"] in ("collection", "line", "gap")
-    if in_python and kind != "-work":
+    if in_python and kind not in ("-work", "-flops"):
         kind = "-reason"
     facts = {
         **found,
@@ -274,6 +276,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "host_bound_ns": host_bound_ns,
         "num_operators": own_operators,
         "peer_operators": peer_operators,
+        "flops_factor": round(own_flops / peer_flops, 2) if has_more_flops else None,
         "wording": None if host_bound_ns is None else "device",
         "remedy": f"code{kind}",
     }
@@ -285,6 +288,14 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     confidence = "sure" if kind == "-hosts" else "possible" if evidence.is_disturbed else "likely"
     changes = [f"rank {rank}: as usual" for rank in slow["rank"]]
     return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows, changes=changes)
+
+
+def _of_peers(evidence: Evidence, column: str, rank: int, peers: pl.Series) -> tuple[float, float]:
+    """Return a column of `Evidence.indicator_means` of a rank, and the median of its peers; 0 if unknown."""
+    means = evidence.indicator_means.filter(pl.col(column) > 0).select("rank", column)
+    values = dict(means.iter_rows())
+    of_peers = [values.get(peer, 0.0) for peer in peers]
+    return values.get(rank, 0.0), float(np.median(of_peers)) if of_peers else 0.0
 
 
 def _slow_rank_of_steps(evidence: Evidence) -> list[Finding]:
@@ -314,18 +325,18 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     """Report pipeline stages of which some have more work than others.
 
     The cost is what a replay saves in which every stage takes as long as the mean of all
-    (`ppprof.analysis.ranks.what_if`, "balanced"). Without a trusted replay, it is what the busiest stage
-    computes above the mean of all, at most what the least busy one waits::
+    (`ppprof.analysis.ranks.what_if`, "balanced"). Without a trusted replay, such as of a schedule of the training's own, it
+    is what the busiest stage computes above the mean of all, at most what the least busy one waits::
 
         stage 0   FFBB____FFBB____      waits for stage 1
         stage 1   FFFFBBBBFFFFBBBB
     """
-    if evidence.typical is None or not evidence.typical.passes:
+    busy = _busy(evidence)
+    if busy.is_empty():
         return []
     steps = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
     rows = (
-        _busy(evidence.typical)
-        .join(steps, ["rank", "step"])
+        busy.join(steps, ["rank", "step"])
         .group_by("pp")
         .agg(pl.col("step_ns", "busy_ns", "bubble_ns").mean())
         .sort("busy_ns", "pp", descending=[True, False])
@@ -354,7 +365,7 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
 
 
 MORE_WORK = 0.05
-"""Share of a peer's operators. A rank that runs more of them than that above its peers has more work."""
+"""Share of a peer's operators, or FLOPs. A rank that has more of them than that above its peers has more work."""
 
 
 def _saved(evidence: Evidence, rank: int) -> float | None:
@@ -493,7 +504,7 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     if evidence.typical is None or stages < 2 or not batches:
         return None
     steps = evidence.steps["step"].unique().implode()
-    busy = _busy(evidence.typical).filter(pl.col("step").is_in(steps))
+    busy = _busy(evidence).filter(pl.col("step").is_in(steps))
     if busy.is_empty():
         return None
     of_schedule = (
@@ -502,9 +513,17 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     return min(mean_of(evidence.steps, "bubble_ns"), float(of_schedule))
 
 
-def _busy(cluster: Cluster) -> pl.DataFrame:
-    """Return how long each rank runs passes of micro-batches in each step: rank, step, busy_ns."""
-    passes = pl.concat(cluster.passes).filter(pl.col("kind").is_in(["forward", "backward"]))
+def _busy(evidence: Evidence) -> pl.DataFrame:
+    """Return how long each rank runs passes of micro-batches in each step: rank, step, busy_ns.
+
+    A schedule of the training's own has no numbered passes: it computes in them, and little beside them.
+    """
+    if evidence.typical is None or not evidence.typical.passes:
+        return pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "busy_ns": pl.Int64})
+    passes = pl.concat(evidence.typical.passes)
+    passes = passes.filter(pl.col("kind").is_in(["forward", "backward"]))
+    if passes.is_empty() and evidence.framework == "paddle" and evidence.degree("pp") > 1:
+        return evidence.steps.select("rank", "step", busy_ns="computation_ns")
     busy_ns = (pl.col("end_ns") - pl.col("start_ns")).sum()
     return passes.group_by("rank", "step").agg(busy_ns=busy_ns)
 

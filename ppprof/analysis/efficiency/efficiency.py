@@ -411,12 +411,10 @@ def layers(profile: Profile) -> pl.DataFrame:
     """
     if profile.unrecorded_device:
         return pl.DataFrame(schema=LAYERS)
-    hosts = profile.tree.hosts
-    work = work_of_profile(profile).drop_nulls("flops")
-    work = work.filter(pl.col("row") < hosts.height)
-    flops = np.zeros(hosts.height, np.int64)
-    flops[work["row"].to_numpy()] = _without_nested(profile, work)
-    table = modules(profile, flops=flops)
+    flops = flops_of_hosts(profile)
+    table = modules(
+        profile, flops=np.zeros(profile.tree.hosts.height, np.int64) if flops is None else flops
+    )
     whole_ns = table["self_ns"].sum()
     table = with_gradients_of_modules(table.filter(pl.col("path") != ""))
     forward = table.filter(~pl.col("is_phase"))
@@ -549,13 +547,21 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
     )
 
 
-def _without_nested(profile: Profile, work: pl.DataFrame) -> Int64:
-    """Return the FLOPs of each operator, 0 for one that lies in another one with known FLOPs."""
+def flops_of_hosts(profile: Profile) -> Int64 | None:
+    """Return the FLOPs of each host event, shape (hosts,); None if those of no event are known.
+
+    0 for an event of unknown work, and for one that lies in another one with known FLOPs.
+    """
+    hosts = profile.tree.hosts
+    work = work_of_profile(profile).drop_nulls("flops").filter(pl.col("row") < hosts.height)
+    if work.is_empty():
+        return None
     rows = work["row"].to_numpy()
-    known = np.zeros(profile.tree.hosts.height, bool)
+    known = np.zeros(hosts.height, bool)
     known[rows] = True
     is_nested = profile.tree.enclosing(known)[rows] >= 0
-    flops: Int64 = np.where(is_nested, 0, work["flops"].to_numpy())
+    flops = np.zeros(hosts.height, np.int64)
+    flops[rows] = np.where(is_nested, 0, work["flops"].to_numpy())
     return flops
 
 

@@ -89,6 +89,7 @@ from tests.fixtures.findings import (
     updating,
     widening,
 )
+from tests.fixtures.pipelines import OPTIMIZER_NS
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import (
     EPOCH_NS,
@@ -102,6 +103,7 @@ from tests.fixtures.timeline import (
 )
 from tests.fixtures.words import words
 
+DTYPES = {"X0": ["float32"], "X1": ["float32"]}
 FIRST = ("rule", "severity", "cost_ns", "share", "confidence")
 
 
@@ -1781,6 +1783,72 @@ def test_unequal_stages_are_found_if_their_replay_is_inaccurate(times, cost_us, 
     found = [each for each in advise(evidence) if each.rule == "stage-imbalance"]
     costs = [] if cost_us is None else [(pytest.approx(cost_us * US), "possible")]
     assert [(each.cost_ns, each.confidence) for each in found] == costs
+
+
+@pytest.mark.parametrize(("tokens", "factor"), [(2048, 2.0), (1060, None)])
+def test_a_slow_rank_has_longer_samples(tokens, factor, tmp_path):
+    """Of its forward pass: the work of gradients is known in some steps only, and optimizers have equal work."""
+
+    def rank(tokens, until):
+        products = [
+            Shapes({"X0": [[rows, 768]], "X1": [[768, 768]]}, DTYPES) for rows in (tokens, 9999)
+        ]
+
+        def make(at):
+            yield op(at, 0, 100, "matmul dygraph", products[0])
+            update = op(at, 100, 120, "matmul dygraph", products[1])
+            yield op(at, 100, 120, "Optimization Step", update, category="Optimization")
+            yield op(at, 120, until)
+            facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+            yield span("Communication", facts, at + until * US, at + 1000 * US)
+
+        return thread(make)
+
+    path = run(tmp_path / "log", [rank(1024, 500), rank(tokens, 900)])
+    found = one("slow-rank", ppprof.advise(ppprof.open(path)))
+    assert (found.facts["flops_factor"], found.facts["remedy"]) == (
+        factor,
+        "code-flops" if factor else "code",
+    )
+    (row,) = finding_rows([found], "en")
+    assert ("have 2 times the FLOPs" in row.what) == (factor is not None)
+
+
+@pytest.mark.parametrize(("tokens", "factor"), [(3072, 3.0), (1024, None)])
+def test_a_slow_step_has_longer_samples(tokens, factor, tmp_path):
+    """One of six takes three times as long."""
+
+    def make(at):
+        is_slow = at == 3 * 1000 * US
+        inputs = Shapes({"X0": [[tokens if is_slow else 1024, 768]], "X1": [[768, 768]]}, DTYPES)
+        yield op(at, 0, 2990 if is_slow else 990, "matmul dygraph", inputs)
+
+    steps = thread(make, lengths=[1000, 1000, 1000, 3000, 1000, 1000])
+    found = one("slow-steps", ppprof.advise(ppprof.open(run(tmp_path / "log", [steps]))))
+    assert found.facts["part"] == "computation"
+    assert found.facts["flops_factor"] == factor
+    assert found.facts.get("remedy", "code") == ("code-flops" if factor else "code")
+
+
+def test_stages_of_a_schedule_of_ones_own(tmp_path):
+    """Passes without numbers, as of a loop with send and recv: stages compute for 1920 and 640 a step, as above."""
+    of_stages = stages(1, 3)
+    threads = [without_numbers(each) for each in of_stages["threads"]]
+    path = run(tmp_path / "log", threads, topology=of_stages["topology"])
+    found = one("stage-imbalance", ppprof.advise(ppprof.open(path)))
+    facts = found.facts
+    assert (facts["stage"], facts["least_stage"], found.confidence) == (1, 0, "possible")
+    # With the update, which Computation has, too.
+    assert facts["busy_ns"] == 1920 * US + OPTIMIZER_NS
+    assert facts["least_busy_ns"] == 640 * US + OPTIMIZER_NS
+    assert found.cost_ns == 640 * US  # above the mean of 1280
+
+
+def without_numbers(each):
+    """The spans of a thread, whose passes say no stage and no micro-batch."""
+    is_pass = each.name.startswith(("forward[", "backward["))
+    name = each.name.partition("[")[0] if is_pass else each.name
+    return dataclasses.replace(each, name=name, inside=tuple(map(without_numbers, each.inside)))
 
 
 def test_stages_without_a_topology_are_no_slow_ranks(tmp_path):

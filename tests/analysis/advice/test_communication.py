@@ -34,10 +34,17 @@ ALONE = [in_lines((800, FORWARD), (200, BACKWARD))] * 2
 """The last 200 of each step are in one line."""
 
 
-def call(at: int, start: int, end: int, name: str = "all_reduce", size: int | None = 4096) -> Span:
+def call(
+    at: int,
+    start: int,
+    end: int,
+    name: str = "all_reduce",
+    size: int | None = 4096,
+    axis: str = "dp",
+) -> Span:
     """A collective of two ranks."""
     facts = "" if size is None else f" bytes={size} dtype=float32"
-    facts = f"{name}[axis=dp group=1{facts} peers=0,1]"
+    facts = f"{name}[axis={axis} group=1{facts} peers=0,1]"
     return op(at, start, end, facts, category="Communication")
 
 
@@ -72,6 +79,10 @@ JOBS = {
     "own-cpu of large tensors": lambda at: (op(at, 0, 800), *calls(at, 8, size=1 << 20)),
     "replicas": lambda at: (op(at, 0, 800), *calls(at, 8, "broadcast")),
     "objects": lambda at: (op(at, 0, 800), *calls(at, 1, "all_gather_object", None)),
+    "objects-broadcast": lambda at: (
+        op(at, 0, 800),
+        *calls(at, 1, "broadcast_object_list", None),
+    ),
     "small of barriers": lambda at: (op(at, 0, 800), *calls(at, 1, "barrier", None)),
     "layers": lambda at: (
         op(at, 0, 800),
@@ -112,6 +123,49 @@ def test_the_proposal_is_for_what_communicates(job: str, tmp_path: Path):
         expected = "moderate"  # one of the two reductions remains
         assert "Each update reduces gradients 2 times." in finding_rows([found], "en")[0].do
     assert found.severity == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "size", "remedy"),
+    [
+        ("all_gather", "Forward", 4096, "mp-gather"),
+        ("all_gather", "Backward", 4096, "mp-gather"),
+        ("all_gather", "", 4096, "mp-outside"),
+        ("all_reduce", "", 4, "mp"),  # a norm or an overflow that all ranks have to know
+        ("all_reduce", "Forward", 4096, "mp"),  # sums over the parts of a layer, which it needs
+        ("broadcast_object_list", "", None, "objects-broadcast"),
+    ],
+)
+def test_ranks_with_parts_of_the_layers(
+    name: str, phase: str, size: int | None, remedy: str, tmp_path: Path
+):
+    def make(at: int) -> Iterable[Span]:
+        collective = call(at, 800, 1000, name, size, axis="mp")
+        yield op(at, 0, 800)
+        yield op(at, 800, 1000, phase, collective, category=phase) if phase else collective
+
+    path = run(tmp_path / "log", [thread(make)] * 2, stacks=ALONE, hosts=["host"] * 2)
+    assert communication(path).facts["remedy"] == f"code-{remedy}"
+
+
+def test_sums_of_parts_of_layers_come_behind_what_need_not_be(tmp_path: Path):
+    """They take 110 of 200, and a gather outside of the layers 90; were it 30, the sums would be named."""
+
+    def make(until: int) -> Thread:
+        return thread(
+            lambda at: (
+                op(at, 0, 800),
+                op(at, 800, until, "Net", call(at, 800, until, axis="mp"), category="Forward"),
+                call(at, until, 1000, "all_gather", axis="mp"),
+            )
+        )
+
+    found = {}
+    for until in (910, 970):
+        stacks = [in_lines((800, FORWARD), (until - 800, BACKWARD), (1000 - until, LOGS))] * 2
+        path = run(tmp_path / str(until), [make(until)] * 2, stacks=stacks, hosts=["host"] * 2)
+        found[until] = communication(path).facts["op"]
+    assert found == {910: "all_gather", 970: "all_reduce"}
 
 
 def of_step(at: int) -> int:
