@@ -384,24 +384,41 @@ def _nodes_of_events(
     is_run = (functions == backward) & (recorded.calls[:, 0] == thread)
     runs = np.flatnonzero(is_run)
     gradients = _gradients(events, thread, recorded.calls, runs)
-    samples = [sample for each in recorded.backwards if (sample := _Sample.of(each, functions))]
+    samples = [_Sample.of(each, functions) for each in recorded.backwards]
     by_names: dict[tuple[str, ...], list[_Sample]] = {}
     for sample in samples:
-        by_names.setdefault(sample.names, []).append(sample)
-    for number, run in enumerate(runs.tolist()):
+        if sample is not None:
+            by_names.setdefault(sample.names, []).append(sample)
+    places = _places_in_steps(events, recorded.calls[runs, 1])
+    for run, (place, num) in zip(runs.tolist(), places):
         rows, names = gradients.get(run, ([], ()))
         alike = by_names.get(names, [])
         # Usually, each step has as many of them as the first one.
-        usual = samples[number % len(samples)] if samples else None
-        tried = [usual] if usual in alike else []
-        for sample in (*tried, *alike[:_MOST_TRIED]):
-            if sample is not None and sample.matches(functions, run):
-                for row, node, call in zip(rows, sample.nodes, sample.calls):
-                    operator = operator_of_gradient(node.name)
-                    if call is not None and operator is not None:
-                        counts = node.num_gradients, node.num_unused
-                        yield row, run, run + call, operator, *counts, node.is_of_one_leaf
-                break
+        usual = samples[place] if num == len(samples) else None
+        tried = [usual] if usual in alike else alike[:_MOST_TRIED]
+        matching = [each for each in tried if each is not None and each.matches(functions, run)]
+        if not matching and usual in alike:
+            matching = [each for each in alike[:_MOST_TRIED] if each.matches(functions, run)]
+        # Of a discriminator's gradients for real samples, for others, and for the generator, some are unused.
+        is_known = all(each.unused == matching[0].unused for each in matching)
+        for sample in matching[:1]:
+            for row, node, call in zip(rows, sample.nodes, sample.calls):
+                operator = operator_of_gradient(node.name)
+                if call is not None and operator is not None:
+                    counts = node.num_gradients, node.num_unused if is_known else 0
+                    yield row, run, run + call, operator, *counts, node.is_of_one_leaf
+
+
+def _places_in_steps(events: pl.DataFrame, starts_ns: Int64) -> Iterator[tuple[int, int]]:
+    """Yield the place of each call among those of its step, from 0, and how many the step has."""
+    steps = events.filter(pl.col("category") == "ProfileStep")["start_ns"].sort().to_numpy()
+    step = np.searchsorted(steps, starts_ns, "right")
+    order = np.lexsort((starts_ns, step))
+    _, first, counts = np.unique(step[order], return_index=True, return_counts=True)
+    place, num = np.empty_like(order), np.empty_like(order)
+    place[order] = np.arange(len(order)) - np.repeat(first, counts)
+    num[order] = np.repeat(counts, counts)
+    return zip(place.tolist(), num.tolist())
 
 
 def _functions(recorded: OperatorCalls) -> tuple[Int64, int]:
@@ -422,6 +439,11 @@ class _Sample:
     """From the first call that created a node to this one."""
     names: tuple[str, ...]
     """Of the events."""
+
+    @property
+    def unused(self) -> list[int]:
+        """How many gradients of each node are unused."""
+        return [node.num_unused for node in self.nodes]
 
     @classmethod
     def of(cls, backward: Backward, functions: Int64) -> _Sample | None:

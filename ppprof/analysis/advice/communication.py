@@ -272,7 +272,7 @@ def _remedy_of(
     if "object" in op:
         return "objects-broadcast" if "broadcast" in op else "objects"
     if on_axis == "mp":
-        return _remedy_of_parts(row)
+        return _remedy_of_parts(row, rows)
     # Streams of a device compute while others communicate; a CPU does only if some of it is seen to be hidden.
     in_backward = row["inside"] == "Backward"
     overlaps = row["hidden_ratio"] >= _HIDDEN or (row["is_on_device"] and in_backward)
@@ -291,12 +291,21 @@ def _remedy_of(
     return _remedy_of_tensors(row, rows, "overlap" if overlaps else None)
 
 
-def _remedy_of_parts(row: Mapping[str, Any]) -> str:
-    """Return what `_remedy_of` does, of ranks that each have a part of the layers."""
-    if _GATHER.search(row["op"]) and row["inside"] in ("Forward", "Backward"):
+def _remedy_of_parts(row: Mapping[str, Any], rows: pl.DataFrame) -> str:
+    """Return what `_remedy_of` does, of ranks that each have a part of the layers.
+
+    With a sequence in parts, each layer gathers it, and its sums are scattered.
+    """
+    is_gather = _GATHER.search(row["op"]) is not None
+    is_inside = pl.col("inside").is_in(["Forward", "Backward"])
+    scatters = rows.filter(is_inside, pl.col("op").str.contains("(?i)reduce_?scatter"))
+    if is_gather and row["inside"] in ("Forward", "Backward") and scatters.is_empty():
         return "mp-gather"
-    is_large = (row["most_bytes"] or 0) > SYNCHRONISING_BYTES
-    return "mp-outside" if is_large and row["inside"] == "" else "mp"
+    if row["inside"] != "" or (row["most_bytes"] or 0) <= SYNCHRONISING_BYTES:
+        return "mp"
+    return (
+        "mp-outside" if is_gather else "mp-broadcast" if "broadcast" in row["op"].lower() else "mp"
+    )
 
 
 def _remedy_of_tensors(row: Mapping[str, Any], rows: pl.DataFrame, overlap: str | None) -> str:

@@ -14,7 +14,13 @@ from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.growing_work import LATER_STEPS, LEAST_GROWING, LEAST_LATER
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.trust import warm_ups
-from ppprof.analysis.advice.waiting import ALL_OF_IT, loading, longest_waits, waits_again
+from ppprof.analysis.advice.waiting import (
+    ALL_OF_IT,
+    MORE_WORK,
+    loading,
+    longest_waits,
+    waits_again,
+)
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.analysis.ranks.step_breakdown import PARTS
 
@@ -191,22 +197,25 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
 def _flops_factor(evidence: Evidence, slow: pl.DataFrame) -> float | None:
     """Return how many times the FLOPs of typical steps slow ones have in their forward passes; None if unknown.
 
-    Of the rank with the most in a step, as the longest rank makes a step long.
+    Of the rank with the most in a step, as the longest rank makes a step long. None if slow steps have more operators:
+    then they do something else.
     """
     steps = slow["step"].unique()
     of_slow = [own.select_steps(steps).steps for own in evidence.indicators.values()]
     usual = [own.steps for own in evidence.typical_indicators.values()]
-    flops, usual_flops = (_most_flops(tables) for tables in (of_slow, usual))
-    return flops / usual_flops if flops and usual_flops else None
-
-
-def _most_flops(tables: Sequence[pl.DataFrame]) -> float | None:
-    """Return the mean over steps of the FLOPs of the rank with the most; None if unknown."""
-    if not tables:
+    if not of_slow or not usual:
         return None
-    most = pl.concat(tables).group_by("step").agg(pl.col("forward_flops").max())
-    mean = most["forward_flops"].mean()
-    return None if mean is None else float(mean)  # type: ignore[arg-type]
+    (flops, operators), (usual_flops, usual_operators) = map(_most_work, (of_slow, usual))
+    has_other_work = operators > (1 + MORE_WORK) * usual_operators
+    return flops / usual_flops if flops and usual_flops and not has_other_work else None
+
+
+def _most_work(tables: Sequence[pl.DataFrame]) -> tuple[float, float]:
+    """Return the FLOPs and the number of operators of the rank with the most, means over steps; 0 if unknown."""
+    columns = pl.col("forward_flops", "num_operators")
+    means = pl.concat(tables).group_by("step").agg(columns.max()).select(columns.mean())
+    flops, operators = means.fill_null(0).row(0)
+    return flops, operators
 
 
 def _lock(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:

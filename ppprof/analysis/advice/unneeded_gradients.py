@@ -72,7 +72,11 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         share=map_texts(nodes["attributes"], _share, pl.Float64).fill_null(0.0),
         operator=map_texts(nodes["name"], operator_of_gradient),
     ).drop_nulls("name")
-    nodes = nodes.with_columns(passes=(pl.col("share") < 1).any().over("name"))
+    # Of a Backward that uses all of the layer's gradients, such as that of the generator's own loss, none pass.
+    backward = tree.innermost(tree.events.host_rows("Backward"))[nodes["row"].to_numpy()]
+    nodes = nodes.with_columns(backward=pl.Series(backward))
+    is_unused = (pl.col("share") > 0).any().over("name", "backward")
+    nodes = nodes.with_columns(passes=(is_unused & (pl.col("share") < 1)).any().over("name"))
     counts = (pl.col("share") == 1) | pl.col("operator").is_in(_PRODUCTS)
     again = repeated_gradients(profile)["row"]
     is_inside = pl.Series(repeated_calls(profile).is_inside[nodes["row"].to_numpy()])

@@ -254,11 +254,13 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     )["rank"]
     own_operators, peer_operators = _of_peers(evidence, "num_operators", first["rank"], peers)
     own_flops, peer_flops = _of_peers(evidence, "forward_flops", first["rank"], peers)
-    has_more_flops = own_flops > (1 + MORE_WORK) * peer_flops > 0
+    times = own_flops / peer_flops if peer_flops else 1.0
+    usual_ns = max(1.0, evidence.step_ns - first["excess_ns"])
+    explains = times - 1 >= max(MORE_WORK, ALL_OF_IT * first["excess_ns"] / usual_ns)
     kind = "-hosts" if hosts > 1 and not evidence.is_disturbed else ""
     if own_operators > (1 + MORE_WORK) * peer_operators > 0:
         kind = "-work"
-    elif has_more_flops:
+    elif explains:
         kind = "-flops"
     found, reasons = reason_of(evidence, first["rank"], peers.to_list(), first["excess_ns"])
     in_python = found["reason_kind"] in ("collection", "line", "gap")
@@ -276,7 +278,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "host_bound_ns": host_bound_ns,
         "num_operators": own_operators,
         "peer_operators": peer_operators,
-        "flops_factor": round(own_flops / peer_flops, 2) if has_more_flops else None,
+        "flops_factor": round(times, 2) if explains else None,
         "wording": None if host_bound_ns is None else "device",
         "remedy": f"code{kind}",
     }
@@ -291,11 +293,15 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
 
 
 def _of_peers(evidence: Evidence, column: str, rank: int, peers: pl.Series) -> tuple[float, float]:
-    """Return a column of `Evidence.indicator_means` of a rank, and the median of its peers; 0 if unknown."""
+    """Return a column of `Evidence.indicator_means` of a rank, and the median of its peers; 0 if unknown.
+
+    That of peers is if it is known for fewer than half of them.
+    """
     means = evidence.indicator_means.filter(pl.col(column) > 0).select("rank", column)
     values = dict(means.iter_rows())
-    of_peers = [values.get(peer, 0.0) for peer in peers]
-    return values.get(rank, 0.0), float(np.median(of_peers)) if of_peers else 0.0
+    known = [values[peer] for peer in peers if peer in values]
+    is_known = known and 2 * len(known) >= len(peers)
+    return values.get(rank, 0.0), float(np.median(known)) if is_known else 0.0
 
 
 def _slow_rank_of_steps(evidence: Evidence) -> list[Finding]:
@@ -332,6 +338,9 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
         stage 1   FFFFBBBBFFFFBBBB
     """
     busy = _busy(evidence)
+    if busy.is_empty() and evidence.framework == "paddle" and evidence.degree("pp") > 1:
+        # A schedule of the training's own has no numbered passes: it computes in them, and little beside them.
+        busy = evidence.steps.select("rank", "step", busy_ns="computation_ns")
     if busy.is_empty():
         return []
     steps = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
@@ -514,16 +523,11 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
 
 
 def _busy(evidence: Evidence) -> pl.DataFrame:
-    """Return how long each rank runs passes of micro-batches in each step: rank, step, busy_ns.
-
-    A schedule of the training's own has no numbered passes: it computes in them, and little beside them.
-    """
+    """Return how long each rank runs passes of micro-batches in each step: rank, step, busy_ns."""
     if evidence.typical is None or not evidence.typical.passes:
         return pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "busy_ns": pl.Int64})
     passes = pl.concat(evidence.typical.passes)
     passes = passes.filter(pl.col("kind").is_in(["forward", "backward"]))
-    if passes.is_empty() and evidence.framework == "paddle" and evidence.degree("pp") > 1:
-        return evidence.steps.select("rank", "step", busy_ns="computation_ns")
     busy_ns = (pl.col("end_ns") - pl.col("start_ns")).sum()
     return passes.group_by("rank", "step").agg(busy_ns=busy_ns)
 

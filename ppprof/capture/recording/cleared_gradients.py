@@ -27,6 +27,7 @@ class ClearedGradients:
         self._using: set[CallId] = set()
         """Backwards of which some gradient was used."""
         self._updated: set[int] = set()
+        self._is_first = True
 
     def note_backward(self, call: CallId, leaves: Iterable[int]) -> None:
         """Note that a Backward adds to the gradients of leaves of its graph."""
@@ -36,7 +37,7 @@ class ClearedGradients:
     def note_use(self, leaf: int, *, is_update: bool) -> None:
         """Note that an optimizer updates a parameter, or that the training reads its gradient."""
         self._using.update(self.waiting.pop(leaf, ()))
-        if is_update:
+        if is_update and self._is_first:
             self._updated.add(leaf)
 
     def note_clear(self, leaf: int) -> None:
@@ -44,15 +45,21 @@ class ClearedGradients:
         for call in self.waiting.pop(leaf, ()):
             self._cleared[call].add(leaf)
 
+    def end_step(self, num_steps: int) -> None:
+        """Note the end of a step. In the second one, gradients of the first are cleared."""
+        self._is_first = False
+        if num_steps > 1:
+            self.waiting.clear()
+
     def found(self) -> dict[CallId, set[int]]:
         """Return the parameters of which each Backward has computed gradients for nothing.
 
-        Without those that no operator has updated meanwhile: other ranks, or other functions, may update them. If a
-        Backward has no other parameters, its step was left out, as after an overflow.
+        Without those that no operator has updated in the first step: other ranks, or other functions, may update them,
+        or their update was left out, as after an overflow. So it was for a Backward no gradient of which is used.
         """
         found = {
             call: leaves & self._updated
-            for call, leaves in self._cleared.items()
+            for call, leaves in list(self._cleared.items())
             if call in self._using
         }
         return {call: leaves for call, leaves in found.items() if leaves}

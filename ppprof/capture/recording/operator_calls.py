@@ -390,31 +390,25 @@ class WindowCalls:
             calls: thread, start, end and layer of the calls of layers, in the order in which they ended.
         """
         found: dict[int, tuple[int, int]] = {}
+        first = self.repeated.of_first_step(calls)
         try:
             leaves = self._leaves() if cleared else {}
-            for backward, addresses in cleared.items():
+            for addresses in set(map(frozenset, cleared.values())):
                 numbers = {number for number, address in leaves.items() if address in addresses}
                 known = list(self.layers.values())
-                layers = {row for row, _, layer in known if has_only(layer, numbers)}
-                made = _starts_by_thread(self.backwards[backward].created_by)
-                place = functools.partial(self._place_around, layers, made)
-                found |= self.repeated.in_all_steps(calls, place)
+                layers = [row for row, _, layer in known if has_only(layer, numbers)]
+                backwards = [call for call, each in cleared.items() if each == addresses]
+                made = (each for call in backwards for each in self.backwards[call].created_by)
+                starts = _starts_by_thread(made)
+                rows = np.flatnonzero(np.isin(first[:, 3], layers))
+                for row, (thread, start, end) in zip(rows.tolist(), first[rows, :3].tolist()):
+                    own = starts.get(thread, ())
+                    if bisect_right(own, end) > bisect_left(own, start):
+                        found[row] = self.places[thread, start]
         except Exception as error:  # a layer of the training's may do anything
             pass_interruption(error)
             log.debug("cleared gradients are not recorded", exc_info=True)
-        return found
-
-    def _place_around(
-        self,
-        layers: Set[int],
-        made: Mapping[int, Sequence[int]],
-        *call: int,
-    ) -> tuple[int, int] | None:
-        """Return the two lines of a call of one of some layers, if it is around one of some calls."""
-        thread, start, end, layer = call
-        starts = made.get(thread, ()) if layer in layers else ()
-        is_around = bisect_right(starts, end) > bisect_left(starts, start)
-        return self.places.get((thread, start)) if is_around else None
+        return self.repeated.in_all_steps(calls, found)
 
     def _leaves(self) -> dict[int, int]:
         """Return the addresses of the nodes of all parameters, by their identities."""
@@ -609,8 +603,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._recorded.forget_parameters()
         if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
             self._recorded.compare_parameters()
-        if num_steps >= _COMPARED_STEPS:
-            self._recorded.cleared.waiting.clear()
+        self._recorded.cleared.end_step(num_steps)
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 

@@ -20,7 +20,7 @@ A Backward that frees its graph ends what is known: results whose gradients were
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -131,22 +131,27 @@ class RepeatedCalls:
         Args:
             calls: thread, start, end and layer of the calls of layers, in the order in which they ended.
         """
-        return self.in_all_steps(
-            calls, lambda thread, start, end, layer: self._repeated.get((thread, start))
+        values = (
+            (row, self._repeated.get((thread, start)))
+            for row, (thread, start) in enumerate(self.of_first_step(calls)[:, :2].tolist())
         )
+        return self.in_all_steps(calls, {row: value for row, value in values if value is not None})
 
-    def in_all_steps(
-        self, calls: Int64, value_of: Callable[[int, int, int, int], T | None]
-    ) -> dict[int, T]:
+    def of_first_step(self, calls: Int64) -> Int64:
+        """Return the calls of the first step.
+
+        Args:
+            calls: as for `found`.
+        """
+        return calls[: self._ends[0] if self._ends else len(calls)]
+
+    def in_all_steps(self, calls: Int64, in_first: Mapping[int, T]) -> dict[int, T]:
         """Return what calls of the first step have, and equal ones of later steps, by their rows.
 
         Args:
             calls: as for `found`.
-            value_of: returns it for thread, start, end and layer of a call; None for one without.
+            in_first: the first step's, by their rows.
         """
-        num = self._ends[0] if self._ends else len(calls)
-        values = ((row, value_of(*call)) for row, call in enumerate(calls[:num].tolist()))
-        in_first = {row: value for row, value in values if value is not None}
         steps = self.alike(calls) if in_first else []
         begins = [0, *(self._ends[step - 1] for step in steps)]
         return {begin + row: value for begin in begins for row, value in in_first.items()}

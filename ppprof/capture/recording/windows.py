@@ -521,7 +521,8 @@ class Windows:
 
     def _uninstall(self) -> None:
         with process.without_collection():
-            for observer in self._observers:
+            # Of two that wrap a method, the later one has wrapped the other's wrapper.
+            for observer in reversed(self._observers):
                 observer.uninstall()
 
     def _free_provisional_steps(self) -> None:

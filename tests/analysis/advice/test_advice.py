@@ -1785,9 +1785,12 @@ def test_unequal_stages_are_found_if_their_replay_is_inaccurate(times, cost_us, 
     assert [(each.cost_ns, each.confidence) for each in found] == costs
 
 
-@pytest.mark.parametrize(("tokens", "factor"), [(2048, 2.0), (1060, None)])
+@pytest.mark.parametrize(("tokens", "factor"), [(2048, 2.0), (1200, None)])
 def test_a_slow_rank_has_longer_samples(tokens, factor, tmp_path):
-    """Of its forward pass: the work of gradients is known in some steps only, and optimizers have equal work."""
+    """Of its forward pass: the work of gradients is known in some steps only, and optimizers have equal work.
+
+    17% more do not explain why it takes 900 in place of 500.
+    """
 
     def rank(tokens, until):
         products = [
@@ -1814,14 +1817,18 @@ def test_a_slow_rank_has_longer_samples(tokens, factor, tmp_path):
     assert ("have 2 times the FLOPs" in row.what) == (factor is not None)
 
 
-@pytest.mark.parametrize(("tokens", "factor"), [(3072, 3.0), (1024, None)])
-def test_a_slow_step_has_longer_samples(tokens, factor, tmp_path):
-    """One of six takes three times as long."""
+@pytest.mark.parametrize(
+    ("tokens", "num", "factor"), [(3072, 1, 3.0), (1024, 1, None), (1024, 3, None)]
+)
+def test_a_slow_step_has_longer_samples(tokens, num, factor, tmp_path):
+    """One of six takes three times as long. With more operators, it does something else, such as to evaluate."""
 
     def make(at):
         is_slow = at == 3 * 1000 * US
         inputs = Shapes({"X0": [[tokens if is_slow else 1024, 768]], "X1": [[768, 768]]}, DTYPES)
-        yield op(at, 0, 2990 if is_slow else 990, "matmul dygraph", inputs)
+        each = 2970 // num if is_slow else 990
+        for number in range(num if is_slow else 1):
+            yield op(at, number * each, (number + 1) * each, "matmul dygraph", inputs)
 
     steps = thread(make, lengths=[1000, 1000, 1000, 3000, 1000, 1000])
     found = one("slow-steps", ppprof.advise(ppprof.open(run(tmp_path / "log", [steps]))))

@@ -133,16 +133,26 @@ def test_the_proposal_is_for_what_communicates(job: str, tmp_path: Path):
         ("all_gather", "", 4096, "mp-outside"),
         ("all_reduce", "", 4, "mp"),  # a norm or an overflow that all ranks have to know
         ("all_reduce", "Forward", 4096, "mp"),  # sums over the parts of a layer, which it needs
+        ("all_reduce", "", 4096, "mp"),  # gradients of what all ranks have
+        ("broadcast", "", 4096, "mp-broadcast"),
         ("broadcast_object_list", "", None, "objects-broadcast"),
+        ("all_gather reduce_scatter", "Forward", 4096, "mp"),  # parts of a sequence
     ],
 )
 def test_ranks_with_parts_of_the_layers(
     name: str, phase: str, size: int | None, remedy: str, tmp_path: Path
 ):
+    """Another operation behind a blank takes the last 50 of 200."""
+
     def make(at: int) -> Iterable[Span]:
-        collective = call(at, 800, 1000, name, size, axis="mp")
+        first, _, second = name.partition(" ")
+        until = 950 if second else 1000
+        collectives = [call(at, 800, until, first, size, axis="mp")]
+        collectives += [call(at, until, 1000, second, size, axis="mp")] if second else []
         yield op(at, 0, 800)
-        yield op(at, 800, 1000, phase, collective, category=phase) if phase else collective
+        yield from (
+            [op(at, 800, 1000, phase, *collectives, category=phase)] if phase else collectives
+        )
 
     path = run(tmp_path / "log", [thread(make)] * 2, stacks=ALONE, hosts=["host"] * 2)
     assert communication(path).facts["remedy"] == f"code-{remedy}"

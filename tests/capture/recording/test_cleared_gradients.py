@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ppprof
 from ppprof.rundir.operator_calls import OperatorCalls
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -114,6 +115,25 @@ def test_gradients_of_a_generator_below_the_loss_of_a_discriminator() -> None:
     assert {tuple(row) for row in calls.cleared_calls[:, :3].tolist()} <= known
 
 
+def test_a_loss_of_the_generators_own_uses_its_gradients() -> None:
+    """The same result for both losses: a generator that is called once has two Backwards."""
+    gan = Gan()
+
+    def step() -> None:
+        fake = gan.sample()
+        gan.d(fake).mean().backward(retain_graph=True)
+        gan.opt_d.step()
+        gan.opt_d.clear_grad()
+        gan.opt_g.clear_grad()
+        gan.d(fake).mean().backward()
+        gan.opt_g.step()
+        gan.opt_g.clear_grad()
+
+    first, second = unused(recorded(step))
+    assert first == {"MatmulGradNode": 2, "AddGradNode": 2, "TanhGradNode": 1}
+    assert second == {}  # the discriminator's next update has those of this loss, too
+
+
 def test_detached_results_leave_what_passes_through() -> None:
     calls = recorded(Gan(detaches=True).step)
     assert unused(calls) == [{}, {"MatmulGradNode": 2, "AddGradNode": 2}]
@@ -194,6 +214,41 @@ def test_gradients_that_let_a_function_train_hidden_parameters_are_needed() -> N
         gan.opt_g.clear_grad()
 
     assert not any(counts for counts in unused(recorded(step)))
+
+
+def test_an_update_that_is_left_out_in_the_first_step_is_no_rule() -> None:
+    """As after an overflow of the gradients of one of two optimizers."""
+    gan, steps = Gan(), iter(range(9))
+
+    def step() -> None:
+        gan.d(gan.sample()).mean().backward()
+        gan.opt_d.step()
+        if next(steps):
+            gan.opt_g.step()
+        gan.opt_d.clear_grad()
+        gan.opt_g.clear_grad()
+        paddle.ones([1]).multiply(gan.other).backward()  # whose gradient waits on
+
+    gan.other = paddle.ones([1])
+    gan.other.stop_gradient = False
+    calls = recorded(step)
+    assert not any(unused(calls))
+    assert not calls.cleared
+
+
+@pytest.mark.parametrize("num_windows", [3])
+def test_windows_with_all_observers_restore_the_methods(num_windows: int, tmp_path: Path) -> None:
+    """The samples of stacks wrap one of them, too."""
+    kind = paddle.base.core.eager.Tensor
+    before = {name: vars(kind)[name] for name in ("grad", "clear_gradient")}
+    gan = Gan()
+    for window in range(num_windows):
+        config = {"enable": True, "scheduler": [1, 3], "python_stacks": True}
+        with ppprof.attach({**config, "profiler_log": str(tmp_path / str(window))}) as prof:
+            for _ in range(4):
+                gan.step()
+                prof.step()
+        assert {name: vars(kind)[name] for name in before} == before
 
 
 def test_a_window_restores_how_tensors_give_their_gradients() -> None:
