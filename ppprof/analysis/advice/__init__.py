@@ -123,6 +123,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("tiny-kernels", launches.tiny_kernels, thresholds={**_TIME, "tiny_ns": TINY_NS}),
     Rule("host-bound", launches.host_bound, thresholds=_TIME),
+    Rule("written-out", products.written_out, thresholds={"least_ratio": products.LEAST_WRITTEN}),
     Rule(
         "beside-training",
         beside.beside_training,
@@ -264,7 +265,7 @@ _LONGER = "profiler-overhead"
 _OF_LENGTHS = frozenset(
     (
         *("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "strided-inputs"),
-        *("casts", "fusible", "tiny-kernels", "discarded-rows", "penalty-in-loss"),
+        *("casts", "fusible", "tiny-kernels", "discarded-rows", "penalty-in-loss", "written-out"),
     )
 )
 """Rules about the lengths of single kernels."""

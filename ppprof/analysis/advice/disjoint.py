@@ -32,6 +32,7 @@ COMPUTATION = frozenset(
             "unused-rows",
             "discarded-rows",
             "penalty-in-loss",
+            "written-out",
             "strided-inputs",
             "casts",
             "fusible",
@@ -65,7 +66,7 @@ PENALTY = "penalty-in-loss"
 
 _OF_OPERATORS = (
     *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
-    "repeated-call",
+    *("repeated-call", "written-out"),
     PENALTY,
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""
@@ -132,8 +133,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
             pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
             claimed.update(_of_reason(evidence, finding.facts))
-        if finding.rule in (LOCK, PENALTY):
-            claimed[_claim(finding.rule, finding.facts.get("line"))] = share * step_ns
+        claimed.update(_claims(finding, share))
         if finding.rule == STATEMENT:
             of_statements.append(dict(finding.evidence.select("name", "time_ns").iter_rows()))
         if share < finding.share:
@@ -297,6 +297,20 @@ def _claimed_ns(
     """
     claims = (claimed,) if finding.rule in PARTED else (claimed, *of_statements)
     return sum(each.get(line, 0.0) for each in claims for line in _lines_of(finding))
+
+
+def _claims(finding: Finding, share: float) -> Mapping[str, float]:
+    """Return what a finding claims of lines and rules, with a share of a step that may be less than its own."""
+    if finding.cost_ns is None or finding.share is None:
+        return {}
+    if finding.rule in (LOCK, PENALTY):
+        step_ns = finding.cost_ns / finding.share
+        return {_claim(finding.rule, finding.facts.get("line")): share * step_ns}
+    line_ns = finding.facts.get("line_ns")
+    # Maybe in a function beside the training, such as one that clips gradients.
+    if finding.rule == "written-out" and isinstance(line_ns, float):
+        return {str(finding.facts["line"]): line_ns * share / finding.share}
+    return {}
 
 
 def _claim(rule: str, line: object) -> str:

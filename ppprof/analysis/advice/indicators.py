@@ -35,6 +35,7 @@ from ppprof.analysis.efficiency.efficiency import (
     efficiency_by_step,
     flops_of_hosts,
 )
+from ppprof.analysis.efficiency.written_out import written_out
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -204,7 +205,8 @@ which Python collects garbage), lock
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
 are their rows, and those that are used), LINE_OF a product and TAKER_OF it (lines that compute it, and that take rows), PENALTY a form (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
-parameters have), PENALTY_LINE a form (line that calls them), table (operators on an embedding's table, with the time of rows that do
+parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
+parts (likewise, with the time of the operators), written KIND (lines that call it), PENALTY_LINE a form (line that calls them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -310,12 +312,17 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
             builder.add_names("small", small_operators(profile, builder.updating))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
-    builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
+    penalised = pl.Series([], dtype=pl.Int64)
+    if not profile.unrecorded_device:
+        penalised = builder.add_penalties()
+    written = builder.add_written_out(penalised)
+    chains = fusible_chains(profile, written)
+    builder.add_names("chain", chains.select("step", "name", time_ns=saved_ns))
     vocabulary = vocabulary_work(profile)
-    saved_rows: list[pl.Series] = []
+    saved_rows = [pl.Series(written, dtype=pl.Int64)]
     if not profile.unrecorded_device:
         discarded = builder.add_discarded()
-        saved_rows = [discarded["row"], builder.add_penalties()]
+        saved_rows += [discarded["row"], penalised]
         vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
     if not profile.unrecorded_device:
@@ -630,6 +637,21 @@ class IndicatorBuilder:
             for prefix, row in ((LINE_OF, "product_row"), (TAKER_OF, "taker_row")):
                 self.add_names(f"{prefix}{product}", self.in_lines(own.with_columns(row=row)))
         return found
+
+    def add_written_out(self, others: pl.Series) -> Sequence[int]:
+        """Add what is written out, and the lines that call it, by its kind; return the rows of the operators.
+
+        An operator of ``others`` is a part of nothing.
+        """
+        if self.profile.unrecorded_device:
+            return ()
+        found = written_out(self.profile, others)
+        table = found.table
+        self.add_names("written", table.with_columns(time_ns="saved_ns"))
+        self.add_names("written parts", table)
+        for (kind,), own in table.group_by("kind", maintain_order=True):
+            self.add_names(f"written {kind}", self.in_lines(own.with_columns(time_ns="saved_ns")))
+        return found.rows
 
     def add_penalties(self) -> pl.Series:
         """Add the penalties on parameters in the loss, their forms, and their line; return their rows."""

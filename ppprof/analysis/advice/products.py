@@ -12,6 +12,7 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import MAJOR_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import LINE_OF, PENALTY, PENALTY_LINE, TAKER_OF
 from ppprof.analysis.advice.penalties import L2, NORM
+from ppprof.analysis.efficiency.written_out import SLOW_ON_HOST
 
 REACHABLE = 0.7
 """Share of the vendor's peak that large, aligned products reach on current devices."""
@@ -316,6 +317,37 @@ def casts(evidence: Evidence) -> list[Finding]:
         "remedy": evidence.remedy("Engine"),
     }
     return evidence.time_finding("casts", cost_ns, "possible", facts, rows)
+
+
+LEAST_WRITTEN = 0.03
+"""Share of a step. What is written out and saves less is not reported."""
+
+
+def written_out(evidence: Evidence) -> list[Finding]:
+    """Report operators of Paddle that the training writes out in several, such as a norm; the cost is what one saves."""
+    rows = evidence.names("written")
+    saved_ns = float(rows["time_ns"].sum())
+    if rows.is_empty() or saved_ns < LEAST_WRITTEN * evidence.step_ns:
+        return []
+    parts = evidence.names("written parts").select("name", parts_ns="time_ns")
+    rows = rows.join(parts, "name", "left", maintain_order="left").select(
+        "name", "calls", time_ns="parts_ns", saved_ns="time_ns"
+    )
+    name = str(rows["name"][0])
+    kind = name.partition(" ")[0]
+    lines = evidence.names(f"written {kind}")
+    facts: dict[str, Fact] = {
+        "name": name,
+        "calls": rows["calls"][0],
+        "parts_ns": float(rows["time_ns"].sum()),
+        "saved_ns": saved_ns,
+        "line": evidence.first_name(f"written {kind}"),
+        "line_ns": None if lines.is_empty() else float(lines["time_ns"][0]),
+        "num_others": rows.height - 1 or None,
+        "wording": "slow" if kind in SLOW_ON_HOST else None,
+        "remedy": f"code-{kind.replace('_', '-')}",
+    }
+    return evidence.time_finding("written-out", saved_ns, "possible", facts, rows)
 
 
 def fusible(evidence: Evidence) -> list[Finding]:

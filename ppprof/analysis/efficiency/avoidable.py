@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import msgspec
 import polars as pl
@@ -26,7 +27,7 @@ from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
 CHAINS = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "saved_ns": pl.Float64()}
 
 
-def fusible_chains(profile: Profile) -> pl.DataFrame:
+def fusible_chains(profile: Profile, others: Sequence[int] = ()) -> pl.DataFrame:
     """Return the chains of operators of the forward passes that one kernel could replace.
 
     ::
@@ -38,6 +39,10 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
     A chain is two or more operators in a row on a thread, with no other one between them, whose
     first inputs have the same number of elements, and each of which passes over them once. The same
     operator twice in a row rather computes on two tensors, as in a loop over parameters.
+
+    Args:
+        profile: the window.
+        others: rows of operators that are in no chain.
 
     Returns:
         A row per chain: step; name (``add + gelu + dropout [8,1024,4096]``); time_ns (device time);
@@ -68,7 +73,8 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
         size=map_texts(calls["shapes"], _size, pl.Int64),
         fits=map_texts(calls["name"], is_pointwise, pl.Boolean)
         & (pl.col("time_ns") > 0)
-        & pl.col("bytes").is_not_null(),
+        & pl.col("bytes").is_not_null()
+        & ~pl.col("row").is_in(list(others)),
     )
     key = pl.struct("thread", "step", "size", "fits")
     begins = (key != key.shift(1)) | (pl.col("name") == pl.col("name").shift(1))

@@ -76,6 +76,7 @@ from tests.fixtures.findings import (
     op,
     penalised,
     pointwise,
+    raising,
     recomputing,
     recorded,
     sleeping,
@@ -152,6 +153,7 @@ NEARLY = {
     "optimizer-unfused": {"threads": [updating(15)]},
     "tiny-kernels": {"threads": [tiny(12)]},
     "host-bound": {"threads": [synchronising()]},
+    "written-out": {"threads": [raising(37)]},
     "beside-training": {
         "threads": [training(990)],
         "stacks": [in_lines((950, FORWARD), (50, LOGS))],

@@ -1,0 +1,314 @@
+r"""Operators of Paddle that a training writes out in several ones: a norm, a softmax, a GELU, attention.
+
+They are found by their names and sizes, in a row on one thread::
+
+    x            mean  subtract  pow  mean  scale  sqrt  divide  multiply  add
+    elements     N     N         N    N     1      1     N       N         N
+    symbols      M     -         P    M            r     /       *         +      a layer_norm
+
+Operators on fewer elements have no symbol, but for those of which the kind depends. What one operator in place of
+these saves is their time, with their gradients', times the share of passes over N elements that it does not make: of 16
+passes of the operators above, it makes 3. On a CPU, layer_norm took 9 ms for 41 by that (0.21), gelu 3.6 for 31 (0.11), both
+with gradients, of float32 [8,128,512].
+
+Some operators are slow on a CPU by themselves, as measured there with Paddle 3.3: ``pow`` takes 6 to 40 times as long as
+``square`` from 4096 elements on, and ``log_softmax`` a time that grows with the square of the classes: with its gradient, 50 ms
+for [1024,512] and 5.9 s for [512,8000], of which cross_entropy takes 1.4 and 17 ms.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
+from ppprof.analysis.efficiency.operator_work import MOST_WORK
+from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.labels import map_texts
+from ppprof.trace.operator_inputs import attributes_of, shapes_as_shown
+
+WRITTEN_OUT = {
+    "row": pl.Int64(),
+    "step": pl.Int64(),
+    "kind": pl.String(),
+    "name": pl.String(),
+    "time_ns": pl.Int64(),
+    "saved_ns": pl.Int64(),
+}
+"""Columns of `WrittenOut.table`."""
+
+_LEAST_ELEMENTS = 4096
+"""On fewer elements, an operator takes as long as its call."""
+
+_SYMBOLS = {
+    **dict.fromkeys(("mean",), "M"),
+    **dict.fromkeys(("sum",), "U"),
+    **dict.fromkeys(("max", "amax"), "X"),
+    **dict.fromkeys(("pow", "square"), "P"),
+    **dict.fromkeys(("sqrt", "rsqrt"), "r"),
+    **dict.fromkeys(("scale", "div_scale"), "K"),
+    **dict.fromkeys(("take_along_axis", "gather_nd", "index_sample"), "G"),
+    **{"exp": "E", "tanh": "T", "erf": "F", "one_hot": "o", "log": "l"},
+    **{"multiply": "*", "divide": "/", "subtract": "-", "add": "+"},
+    **{"softmax": "S", "log_softmax": "L"},
+    **dict.fromkeys(("matmul", "bmm"), "m"),
+}
+_ALWAYS = "rol"
+"""Symbols that count on fewer elements, too."""
+_MOVES = frozenset(
+    (
+        *("cast", "numel", "full", "full_like", "assign", "unsqueeze", "squeeze", "reshape"),
+        *("transpose", "expand", "concat", "split", "contiguous", "maximum", "less_equal", "any"),
+        *("slice", "strided_slice"),
+    )
+)
+"""Operators between the others that are no part of a kind."""
+_REDUCTIONS = "MUXG"
+"""Symbols of operators with few results."""
+
+
+class _Kind(NamedTuple):
+    name: str
+    pattern: re.Pattern[str]
+    passes: int
+    """Over the elements, of the one operator."""
+
+
+_NORM = r"M{1,2}-[P*][MU]r?-?\*?r?[*/]\*?\+?|(?:M[P*]M|[P*]MM)r?-r?[*/]\*?\+?"
+_KINDS = (
+    _Kind("layer_norm", re.compile(_NORM), 3),
+    _Kind("rms_norm", re.compile(r"[P*]Mr[*/]\*?"), 3),
+    _Kind("softmax", re.compile(r"X?-?EU/"), 2),
+    _Kind("gelu", re.compile(r"K?(?:P|\*\*?)K?\+K?TK?\*K?|K{0,2}FK?\*K?"), 2),
+    _Kind("cross_entropy", re.compile(r"LG|SGl|(?:oL|Lo)\*U"), 2),
+)
+SLOW_ON_HOST = frozenset(("pow", "log_softmax"))
+"""Kinds that are one operator, which is slow on a CPU."""
+_ON_DEVICE_ONLY = frozenset(("rms_norm",))
+"""Kinds for which Paddle has no operator on a CPU."""
+_CLASSES_KEPT = 0.3
+"""What cross_entropy takes of log_softmax and the choice of a class on a CPU, with gradients: 0.31 for [256,100], less for more
+classes; of softmax, log and the choice, 0.3 to 0.9."""
+_KEPT_ON_DEVICE = 0.6
+"""The same by passes over the elements: 4 of 7."""
+_POWER_KEPT = 0.2
+"""What square takes of pow on a CPU, at most."""
+_ATTENTION = re.compile("m[^mS]{0,8}S[^mS]{0,6}m")
+
+
+class _Call(NamedTuple):
+    row: int
+    name: str
+    symbol: str
+    size: int
+    num_large: int
+    """How many of its tensors have so many elements."""
+    attributes: str | None = None
+    """Of a mean."""
+
+
+class _Match(NamedTuple):
+    kind: str
+    rows: Sequence[int]
+    kept_ratio: float
+    shown: int
+    """The row of an operator on all of the elements."""
+
+
+class WrittenOut(NamedTuple):
+    """What a training writes out in several operators."""
+
+    table: pl.DataFrame
+    """One row per place and step: row (of ``tree.hosts``, of the first operator); step; kind; name (``layer_norm
+    [8,128,512]``); time_ns of the operators and their gradients, device time if the trace has device events; and saved_ns."""
+    rows: Sequence[int]
+    """Rows of all of the operators."""
+
+
+def written_out(profile: Profile, others: Iterable[int] = ()) -> WrittenOut:
+    """Return the operators of Paddle that a window's training writes out in several.
+
+    None of torch: its operators have other names. Attention and RMS norms count with device events only, since Paddle has
+    operators for them there; attention if it computes in 16 bits; slow operators of a CPU without device events only.
+
+    Args:
+        profile: the window.
+        others: rows of operators that are a part of none.
+    """
+    nothing = WrittenOut(pl.DataFrame(schema=WRITTEN_OUT), ())
+    tree, events = profile.tree, profile.trace.events
+    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
+    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator")
+    calls = hosts.select("row", "thread", pl.col("name").cast(pl.String))
+    calls = calls.filter(pl.col("name").str.ends_with(" dygraph"))
+    inputs = events.select("step", pl.col("shapes", "dtypes", "attributes").cast(pl.String))
+    inputs = inputs[calls["row"]]
+    calls = calls.hstack(inputs).filter(pl.col("step").is_not_null()).sort("thread", "row")
+    if calls["shapes"].count() == 0:
+        return nothing
+    calls = calls.with_columns(pl.col("name").str.strip_suffix(" dygraph"))
+    on_device, taken = not tree.devices.is_empty(), set(others)
+    matches = [
+        match
+        for (_, step), own in calls.group_by("thread", "step", maintain_order=True)
+        for match in _matches(list(_calls(own)), own, on_device=on_device)
+        if taken.isdisjoint(match.rows)
+    ]
+    if not matches:
+        return nothing
+    return _with_times(profile, calls, matches)
+
+
+def _calls(own: pl.DataFrame) -> Iterator[_Call]:
+    """Yield the operators of a thread in a step."""
+    shapes = {text: _sizes(text) for text in own["shapes"].unique()}
+    for row, name, text, attributes in own.select(
+        "row", "name", "shapes", "attributes"
+    ).iter_rows():
+        sizes = shapes[text]
+        size = max(sizes, default=0)
+        symbol = _SYMBOLS.get(name, "" if name in _MOVES else "z")
+        num_large = sum(2 * each >= size for each in sizes)
+        yield _Call(row, name, symbol, size, num_large, attributes if symbol == "M" else None)
+
+
+def _matches(calls: Sequence[_Call], own: pl.DataFrame, *, on_device: bool) -> Iterator[_Match]:
+    """Yield what the operators of a thread in a step write out."""
+    taken: set[int] = set()
+    if on_device:
+        for match in _attentions(calls, dict(own.select("row", "dtypes").iter_rows())):
+            taken.update(match.rows)
+            yield match
+    begin = 0
+    for end in range(len(calls) + 1):
+        if end == len(calls) or _breaks(calls[end]):
+            for match in _of_run(calls[begin:end], on_device=on_device):
+                if taken.isdisjoint(match.rows):
+                    taken.update(match.rows)
+                    yield match
+            begin = end + 1
+    for call in () if on_device else calls:
+        if call.row not in taken and call.size >= _LEAST_ELEMENTS:
+            if call.name == "pow":
+                yield _Match("pow", (call.row,), _POWER_KEPT, call.row)
+            elif call.name == "log_softmax":
+                yield _Match("log_softmax", (call.row,), _CLASSES_KEPT, call.row)
+
+
+def _breaks(call: _Call) -> bool:
+    """Return whether an operator is a part of nothing; what it does on few elements may be beside the others."""
+    return call.symbol in ("z", "m") and call.size >= _LEAST_ELEMENTS
+
+
+def _of_run(run: Sequence[_Call], *, on_device: bool) -> Iterator[_Match]:
+    """Yield what operators in a row write out, with no other ones between them, by each of their sizes."""
+    kinds = [each for each in _KINDS if on_device or each.name not in _ON_DEVICE_ONLY]
+    for size in sorted({each.size for each in run if each.size >= _LEAST_ELEMENTS}, reverse=True):
+        symbols = [
+            (number, each.symbol)
+            for number, each in enumerate(run)
+            if each.symbol and (each.size == size or (each.symbol in _ALWAYS and each.size <= size))
+        ]
+        text = "".join(symbol for _, symbol in symbols)
+        for kind in kinds:
+            for place in kind.pattern.finditer(text):
+                first, last = symbols[place.start()][0], symbols[place.end() - 1][0]
+                parts = run[first : last + 1]
+                if any(each.size > size for each in parts) or (
+                    kind.name == "layer_norm" and "r" not in place[0]
+                ):
+                    continue
+                yield _Match(
+                    _name(kind, parts),
+                    [each.row for each in parts],
+                    _kept(kind, parts, size, on_device=on_device),
+                    next(each.row for each in parts if each.size == size),
+                )
+
+
+def _name(kind: _Kind, parts: Sequence[_Call]) -> str:
+    """Return the name of a kind; a norm over the batch has means over its axis, the first one."""
+    if kind.name != "layer_norm":
+        return kind.name
+    texts = [each.attributes for each in parts if each.symbol == "M" and each.attributes]
+    axes = [attributes_of(text).get("X1") for text in texts]
+    is_of_batch = any(0 in each if isinstance(each, list) else each == 0 for each in axes)
+    return "batch_norm" if is_of_batch else kind.name
+
+
+def _kept(kind: _Kind, parts: Sequence[_Call], size: int, *, on_device: bool) -> float:
+    """Return the share of the time of some operators that one in place of them takes."""
+    if kind.name == "cross_entropy":
+        return _KEPT_ON_DEVICE if on_device else _CLASSES_KEPT
+    passes = sum(
+        each.num_large + (each.symbol not in _REDUCTIONS) for each in parts if each.size == size
+    )
+    return min(1.0, kind.passes / max(1, passes))
+
+
+def _attentions(calls: Sequence[_Call], dtypes: Mapping[int, str | None]) -> Iterator[_Match]:
+    """Yield the operators on scores between two products, the second of which reads them.
+
+    ::
+
+        q k'  [8,16,1024,1024]     scale   add   softmax   dropout     [8,16,1024,1024] v
+    """
+    text = "".join(each.symbol or "." for each in calls)
+    begin = 0
+    while (found := _ATTENTION.search(text, begin)) is not None:
+        begin = found.end() - 1
+        softmax = calls[found.start() + found[0].index("S")]
+        last = calls[found.end() - 1]
+        is_half = re.search("float16", dtypes.get(last.row) or "") is not None
+        rows = [each.row for each in calls[found.start() + 1 : begin] if each.size == softmax.size]
+        if is_half and last.size == softmax.size >= _LEAST_ELEMENTS:
+            yield _Match("attention", rows, 0.0, softmax.row)
+
+
+def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]) -> WrittenOut:
+    """Return the matches with their times."""
+    tree = profile.tree
+    match_of = np.full(tree.hosts.height, -1, np.int64)
+    for number, match in enumerate(matches):
+        match_of[list(match.rows)] = number
+    forward = profile.trace.events["forward"].slice(0, tree.hosts.height)
+    time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+    sums = np.bincount(match_of[match_of >= 0], time_ns[match_of >= 0], len(matches))
+    is_node = (forward.is_not_null() & (tree.hosts["category"] == "Operator")).to_numpy()
+    of_nodes = match_of[forward.filter(pl.Series(is_node)).to_numpy()]
+    known = of_nodes >= 0
+    sums += np.bincount(of_nodes[known], time_ns[is_node][known], len(matches))
+    kept = np.array([match.kept_ratio for match in matches])
+    shown = calls.select("step", "shapes", shown=pl.col("row").cast(pl.Int64))
+    table = pl.DataFrame(
+        {
+            "row": [match.rows[0] for match in matches],
+            "shown": [match.shown for match in matches],
+            "kind": [match.kind for match in matches],
+            "time_ns": sums.round(),
+            "saved_ns": (sums * (1 - kept)).round(),
+        }
+    ).join(shown, "shown", "left", maintain_order="left")
+    shape = map_texts(table["shapes"], lambda text: shapes_as_shown(text).split(" ")[0])
+    table = table.with_columns(name=pl.concat_str(["kind", pl.lit(" "), shape], ignore_nulls=True))
+    table = table.select(*WRITTEN_OUT).cast(WRITTEN_OUT)  # type: ignore[arg-type]
+    return WrittenOut(table, [row for match in matches for row in match.rows])
+
+
+def _sizes(text: str | None) -> list[int]:
+    """Return the number of elements of each tensor of a text of the column ``shapes``."""
+    try:
+        tensors = msgspec.json.decode(text or "{}", type=dict[str, list[list[int]]])
+    except msgspec.DecodeError:
+        return []
+    shapes = [shape for each in tensors.values() for shape in each]
+    if any(len(shape) > MOST_DIMS for shape in shapes):
+        return []
+    sizes = list(map(math.prod, shapes))
+    return sizes if all(0 <= size < MOST_WORK for size in sizes) else []
