@@ -192,6 +192,7 @@ def _work(diff: Diff) -> dict[str, Any]:
         "slower": None
         if change.slower is None
         else dict(zip(("name", "delta_ratio"), change.slower)),
+        "dtypes": None if change.dtypes is None else dict(zip(("from", "to"), change.dtypes)),
     }
 
 

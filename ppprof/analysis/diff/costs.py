@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
-from ppprof.analysis.efficiency.efficiency import operator_work
+from ppprof.analysis.efficiency.efficiency import main_dtype, operator_work
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, together
@@ -73,6 +73,8 @@ class Device(NamedTuple):
     device has memory events; None without memory events."""
     peak_bytes: int | None
     """Maximum of the allocated memory that ``mean_bytes`` averages; None without memory events."""
+    dtype: str | None = None
+    """In which most FLOPs are computed; None if no work is known."""
 
 
 class Costs(NamedTuple):
@@ -281,6 +283,7 @@ def _device(profile: Profile) -> Device:
         process.item() if process.len() else None,
         mean_bytes,
         peak_bytes,
+        main_dtype(profile),
     )
 
 

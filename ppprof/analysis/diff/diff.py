@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import polars as pl
 
@@ -518,6 +518,8 @@ class WorkChange(NamedTuple):
     """The operator of equal work in both runs with the largest clear change of its time, at least 1%
     of a step and a quarter of what the step clearly changed by: its name, and the change over the baseline's time; None
     without one."""
+    dtypes: tuple[str, str] | None
+    """In which most FLOPs are computed: baseline, experiment; None if both are equal, or unknown of a run."""
 
 
 def work_change(diff: Diff) -> WorkChange:
@@ -536,7 +538,9 @@ def work_change(diff: Diff) -> WorkChange:
         other.has_forward_links,
     )
     ratio = _flops_ratio(diff) if is_comparable else None
-    return WorkChange(ratio, _dims(table), _slower(diff, table))
+    dtypes = (one.dtype, other.dtype)
+    known = None if None in dtypes or one.dtype == other.dtype else cast("tuple[str, str]", dtypes)
+    return WorkChange(ratio, _dims(table), _slower(diff, table), known)
 
 
 def _flops_ratio(diff: Diff) -> float | None:

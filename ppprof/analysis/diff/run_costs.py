@@ -8,6 +8,7 @@ compared.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -177,6 +178,12 @@ class RunCosts:
             for part in PARTS_NS:
                 metrics[metric_of(part)] = _mean(self.divided_steps[part])
         return {**metrics, **self._device_metrics()}
+
+    @property
+    def dtype(self) -> str | None:
+        """In which most FLOPs are computed, on most ranks; None if unknown."""
+        counts = Counter(device.dtype for device in self.devices if device.dtype)
+        return min(counts, key=lambda dtype: (-counts[dtype], dtype), default=None)
 
     def _device_metrics(self) -> dict[str, Metric]:
         names = sorted({device.name for device in self.devices if device.name})

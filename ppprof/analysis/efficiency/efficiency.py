@@ -567,9 +567,14 @@ def flops_of_hosts(profile: Profile) -> Int64 | None:
 
 def _peak(profile: Profile) -> float | None:
     """Return the peak FLOP/s for the dtype of the operators that do most of the work."""
+    dtype = main_dtype(profile)
+    return None if dtype is None else roof_of_profile(profile).flops(dtype)
+
+
+def main_dtype(profile: Profile) -> str | None:
+    """Return the dtype in which most FLOPs are computed; None if no work is known."""
     flops = (pl.col("flops") * pl.col("calls")).sum()
     work = _kinds(profile).drop_nulls("dtype").group_by("dtype", maintain_order=True).agg(flops)
     if work.is_empty():
         return None
-    most = work.sort("flops", descending=True, maintain_order=True)["dtype"][0]
-    return roof_of_profile(profile).flops(most)
+    return str(work.sort("flops", descending=True, maintain_order=True)["dtype"][0])

@@ -223,7 +223,7 @@ def _line_sentence(diff: Diff) -> list[str]:
 
 
 def work_sentences(diff: Diff) -> list[str]:
-    """Return what the comparison says about the work of the operators: none, one or two sentences."""
+    """Return what the comparison says about the work of the operators, in up to three sentences."""
     change = work_change(diff)
     sentences = []
     if change.flops_ratio is not None and abs(change.flops_ratio) >= LEAST_CHANGE:
@@ -232,6 +232,10 @@ def work_sentences(diff: Diff) -> list[str]:
         if change.dims is not None:
             sentence += "; {} became {} in the inputs of {} operators".format(*change.dims)
         sentences.append(sentence)
+    if change.dtypes is not None:
+        sentences.append(
+            "Dtype: most FLOPs are computed in {1}, before in {0}".format(*change.dtypes)
+        )
     if change.slower is not None:
         name, ratio = change.slower
         how = "slower" if ratio > 0 else "faster"

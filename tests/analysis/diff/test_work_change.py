@@ -18,24 +18,29 @@ from tests.fixtures.timeline import Shapes, Span, Thread, span
 US = 1000
 
 
-def product(start: int, end: int, *shapes: list[int]) -> Span:
+def product(start: int, end: int, *shapes: list[int], dtype: str = "float32") -> Span:
     inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
-    dtypes = {name: ["float32"] for name in inputs}
+    dtypes = {name: [dtype] for name in inputs}
     name = "matmul dygraph" if len(shapes) == 2 else "gelu dygraph"
     return span("Operator", name, start, end).around(Shapes(inputs, dtypes))
 
 
 def made(
-    folder: Path, lengths: int | list[int], *, product_us: int = 100, step_us: int = 999
+    folder: Path,
+    lengths: int | list[int],
+    *,
+    product_us: int = 100,
+    step_us: int = 999,
+    dtype: str = "float32",
 ) -> Path:
-    """Return a run of 8 steps: a product of (length, 64) and (64, 256), and two gelu."""
+    """Return a run of 8 steps: a product of (length, 64) and (64, 256) in some dtype, and two gelu in float32."""
     spans = []
     for number in range(8):
         length = lengths if isinstance(lengths, int) else lengths[number]
         at = number * (step_us + 1) * US
         jitter = number % 2 * US
         inside = (
-            product(at, at + product_us * US + jitter, [length, 64], [64, 256]),
+            product(at, at + product_us * US + jitter, [length, 64], [64, 256], dtype=dtype),
             product(at + 500 * US, at + 520 * US, [length, 256]),
             product(at + 600 * US, at + 620 * US, [length, 256]),
         )
@@ -51,6 +56,17 @@ def test_another_length_is_named(tmp_path: Path, cli) -> None:
     assert change.slower is None
     out = cli("diff", *paths).out
     assert "Work: 12.5% more FLOPs per step; 1024 became 1152 in the inputs of 2 operators\n" in out
+
+
+@pytest.mark.parametrize(("dtype", "says"), [("bfloat16", True), ("float32", False)])
+def test_another_dtype_of_the_products_is_named(
+    dtype: str, says: bool, tmp_path: Path, cli
+) -> None:
+    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024, dtype=dtype)]
+    out = cli("diff", *paths).out
+    assert ("Dtype: most FLOPs are computed in bfloat16, before in float32\n" in out) == says
+    document = json.loads(cli("diff", *paths, "--format", "json").out)
+    assert document["work"]["dtypes"] == ({"from": "float32", "to": dtype} if says else None)
 
 
 def test_batches_padded_to_their_longest_sample_are_no_other_work(tmp_path: Path, cli) -> None:
@@ -106,14 +122,14 @@ def test_an_operator_that_does_not_explain_the_step_is_not_named(
 
 def test_equal_runs_have_equal_work(tmp_path: Path) -> None:
     paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024)]
-    assert work_change(ppprof.diff(*map(ppprof.open, paths))) == (0, None, None)
+    assert work_change(ppprof.diff(*map(ppprof.open, paths))) == (0, None, None, None)
 
 
 def test_without_shapes_nothing_is_said(tmp_path: Path) -> None:
     plain = span("Operator", "matmul dygraph", 0, 9)
     thread = Thread(1, "main", (span("ProfileStep", "ProfileStep#0", 0, 10, plain),))
     runs = [run(tmp_path / name, [thread]) for name in ("one", "other")]
-    assert work_change(ppprof.diff(*map(ppprof.open, runs))) == (None, None, None)
+    assert work_change(ppprof.diff(*map(ppprof.open, runs))) == (None, None, None, None)
 
 
 def test_digits_of_an_operators_name_are_no_sizes() -> None:
