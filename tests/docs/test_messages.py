@@ -36,7 +36,8 @@ def test_a_truncated_trace(
 
 
 def test_the_work_of_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    change = WorkChange(0.125, (1024, 1152, 46), ("matmul [4096,1024] [1024,4096]", 0.31))
+    slower, dtypes = ("matmul [4096,1024] [1024,4096]", 0.31), ("bfloat16", "float32")
+    change = WorkChange(0.125, (1024, 1152, 46), slower, dtypes)
     monkeypatch.setattr(diff, "work_change", lambda _: change)
     assert_quoted("diff", "\n".join(diff.work_sentences(None)))  # type: ignore[arg-type]
 
