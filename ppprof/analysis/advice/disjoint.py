@@ -64,9 +64,12 @@ LOCK = "interpreter-lock"
 PENALTY = "penalty-in-loss"
 """The rule about operators that `many-small-operators` may find in one loop, too."""
 
+WRITTEN = "written-out"
+"""The rule about operators that may be in a line beside the training, too."""
+
 _OF_OPERATORS = (
     *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
-    *("repeated-call", "written-out"),
+    *("repeated-call", WRITTEN),
     PENALTY,
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""
@@ -308,14 +311,14 @@ def _claims(finding: Finding, share: float) -> Mapping[str, float]:
         return {_claim(finding.rule, finding.facts.get("line")): share * step_ns}
     line_ns = finding.facts.get("line_ns")
     # Maybe in a function beside the training, such as one that clips gradients.
-    if finding.rule == "written-out" and isinstance(line_ns, float):
-        return {str(finding.facts["line"]): line_ns * share / finding.share}
+    if finding.rule == WRITTEN and isinstance(line_ns, float):
+        return {_claim(WRITTEN, finding.facts["line"]): line_ns * share / finding.share}
     return {}
 
 
 def _claim(rule: str, line: object) -> str:
-    """Return the name of what a rule claims: for a penalty, that of the operators that a line calls."""
-    return f"{rule} {line}" if rule == PENALTY else rule
+    """Return the name of what a rule claims: for some, that of the operators that a line calls."""
+    return f"{rule} {line}" if rule in (PENALTY, WRITTEN) else rule
 
 
 def _lines_of(finding: Finding) -> list[str]:
@@ -324,7 +327,8 @@ def _lines_of(finding: Finding) -> list[str]:
     Time that ``unexplained`` reports contains that in which the thread waits for the interpreter's lock.
     """
     if finding.rule == STATEMENT:
-        return finding.evidence["name"].to_list()
+        names = finding.evidence["name"].to_list()
+        return [*names, *(_claim(WRITTEN, name) for name in names)]
     if finding.rule == "unexplained":
         return [LOCK]
     if finding.rule in _OF_OPERATORS:

@@ -13,7 +13,9 @@ with gradients, of float32 [8,128,512].
 
 Some operators are slow on a CPU by themselves, as measured there with Paddle 3.3: ``pow`` takes 6 to 40 times as long as
 ``square`` from 4096 elements on, and ``log_softmax`` a time that grows with the square of the classes: with its gradient, 50 ms
-for [1024,512] and 5.9 s for [512,8000], of which cross_entropy takes 1.4 and 17 ms.
+for [1024,512] and 5.9 s for [512,8000], of which cross_entropy takes 1.4 and 17 ms. The norm of each row takes 35 ms for
+[1024,512] with its gradient, the root of a sum of squares 2. The gradient of ``max`` takes 23 ms for rows of [256,256] and 370 for [1024,512],
+that of a largest entry by ``topk`` 0.7 and 5 with its forward.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _LEAST_ELEMENTS = 4096
 """On fewer elements, an operator takes as long as its call."""
 
 _SYMBOLS = {
-    **dict.fromkeys(("mean",), "M"),
+    **{"mean": "M", "var": "V", "std": "V"},
     **dict.fromkeys(("sum",), "U"),
     **dict.fromkeys(("max", "amax"), "X"),
     **dict.fromkeys(("pow", "square"), "P"),
@@ -69,7 +71,7 @@ _MOVES = frozenset(
     )
 )
 """Operators between the others that are no part of a kind."""
-_REDUCTIONS = "MUXG"
+_REDUCTIONS = "MVUXG"
 """Symbols of operators with few results."""
 
 
@@ -80,25 +82,35 @@ class _Kind(NamedTuple):
     """Over the elements, of the one operator."""
 
 
-_NORM = r"M{1,2}-[P*][MU]r?-?\*?r?[*/]\*?\+?|(?:M[P*]M|[P*]MM)r?-r?[*/]\*?\+?"
+_NORM = (
+    r"M{1,2}-[P*][MU]r?-?\*?r?[*/]\*?\+?|(?:M[P*]M|[P*]MM)r?-r?[*/]\*?\+?"
+    r"|(?:MV-|VM-|M-V)r?\*?r?[*/]\*?\+?"
+)
 _KINDS = (
     _Kind("layer_norm", re.compile(_NORM), 3),
     _Kind("rms_norm", re.compile(r"[P*]Mr[*/]\*?"), 3),
     _Kind("softmax", re.compile(r"X?-?EU/"), 2),
-    _Kind("gelu", re.compile(r"K?(?:P|\*\*?)K?\+K?TK?\*K?|K{0,2}FK?\*K?"), 2),
-    _Kind("cross_entropy", re.compile(r"LG|SGl|(?:oL|Lo)\*U"), 2),
+    _Kind("gelu", re.compile(r"K?(?:P|\*\*)K?\+K?TK\*K?|K{0,2}FK\*K?"), 2),
+    _Kind("cross_entropy", re.compile(r"LG|(?:oL|Lo)\*U"), 2),
 )
-SLOW_ON_HOST = frozenset(("pow", "log_softmax"))
+SLOW_ON_HOST = frozenset(("pow", "log_softmax", "norm", "max"))
 """Kinds that are one operator, which is slow on a CPU."""
 _ON_DEVICE_ONLY = frozenset(("rms_norm",))
 """Kinds for which Paddle has no operator on a CPU."""
 _CLASSES_KEPT = 0.3
 """What cross_entropy takes of log_softmax and the choice of a class on a CPU, with gradients: 0.31 for [256,100], less for more
-classes; of softmax, log and the choice, 0.3 to 0.9."""
+classes."""
 _KEPT_ON_DEVICE = 0.6
 """The same by passes over the elements: 4 of 7."""
-_POWER_KEPT = 0.2
-"""What square takes of pow on a CPU, at most."""
+_SLOW = {
+    **{"pow": ("pow", 0.2), "log_softmax": ("log_softmax", _CLASSES_KEPT), "p_norm": ("norm", 0.2)},
+    **dict.fromkeys(("max", "amax", "min", "amin"), ("max", 0.2)),
+}
+"""Operators that are slow on a CPU: kind, and what others in place of them take at most."""
+_OF_GRADIENTS = "max"
+"""The kind of which the gradient alone is slow."""
+_READS = re.compile("[MUEX*]")
+"""Operators that read all of the logarithms of probabilities, not one of each row: of label smoothing, of an entropy."""
 _ATTENTION = re.compile("m[^mS]{0,8}S[^mS]{0,6}m")
 
 
@@ -110,7 +122,9 @@ class _Call(NamedTuple):
     num_large: int
     """How many of its tensors have so many elements."""
     attributes: str | None = None
-    """Of a mean."""
+    """Of a mean, a variance or a power."""
+    rank: int = 0
+    """The number of axes of its first tensor."""
 
 
 class _Match(NamedTuple):
@@ -167,22 +181,26 @@ def written_out(profile: Profile, others: Iterable[int] = ()) -> WrittenOut:
 
 def _calls(own: pl.DataFrame) -> Iterator[_Call]:
     """Yield the operators of a thread in a step."""
-    shapes = {text: _sizes(text) for text in own["shapes"].unique()}
-    for row, name, text, attributes in own.select(
+    shapes = {text: _shapes(text) for text in own["shapes"].unique()}
+    for row, called, text, attributes in own.select(
         "row", "name", "shapes", "attributes"
     ).iter_rows():
-        sizes = shapes[text]
+        tensors, name = shapes[text], called.rstrip("_")  # add_(x, y) is x.add_(y)
+        sizes = list(map(math.prod, tensors))
         size = max(sizes, default=0)
         symbol = _SYMBOLS.get(name, "" if name in _MOVES else "z")
         num_large = sum(2 * each >= size for each in sizes)
-        yield _Call(row, name, symbol, size, num_large, attributes if symbol == "M" else None)
+        known = attributes if symbol in ("M", "V", "P") else None
+        rank = len(tensors[0]) if tensors else 0
+        yield _Call(row, name, symbol, size, num_large, known, rank)
 
 
 def _matches(calls: Sequence[_Call], own: pl.DataFrame, *, on_device: bool) -> Iterator[_Match]:
     """Yield what the operators of a thread in a step write out."""
     taken: set[int] = set()
     if on_device:
-        for match in _attentions(calls, dict(own.select("row", "dtypes").iter_rows())):
+        texts = own.select("row", "dtypes", "shapes").rows()
+        for match in _attentions(calls, {row: each for row, *each in texts}):
             taken.update(match.rows)
             yield match
     begin = 0
@@ -194,11 +212,16 @@ def _matches(calls: Sequence[_Call], own: pl.DataFrame, *, on_device: bool) -> I
                     yield match
             begin = end + 1
     for call in () if on_device else calls:
-        if call.row not in taken and call.size >= _LEAST_ELEMENTS:
-            if call.name == "pow":
-                yield _Match("pow", (call.row,), _POWER_KEPT, call.row)
-            elif call.name == "log_softmax":
-                yield _Match("log_softmax", (call.row,), _CLASSES_KEPT, call.row)
+        if _is_slow(call) and call.row not in taken:
+            kind, kept_ratio = _SLOW[call.name]
+            yield _Match(kind, (call.row,), kept_ratio, call.row)
+
+
+def _is_slow(call: _Call) -> bool:
+    """Return whether an operator is one of `_SLOW`; of powers, those with another operator: a square and a cube."""
+    if call.name not in _SLOW or call.size < _LEAST_ELEMENTS:
+        return False
+    return call.name != "pow" or attributes_of(call.attributes or "{}").get("X1") in (2, 3)
 
 
 def _breaks(call: _Call) -> bool:
@@ -220,26 +243,50 @@ def _of_run(run: Sequence[_Call], *, on_device: bool) -> Iterator[_Match]:
             for place in kind.pattern.finditer(text):
                 first, last = symbols[place.start()][0], symbols[place.end() - 1][0]
                 parts = run[first : last + 1]
-                if any(each.size > size for each in parts) or (
-                    kind.name == "layer_norm" and "r" not in place[0]
-                ):
+                name = _name(kind, parts, size)
+                is_read = kind.name == "cross_entropy" and _READS.search(text[place.end() :])
+                if name is None or is_read or any(each.size > size for each in parts):
                     continue
                 yield _Match(
-                    _name(kind, parts),
+                    name,
                     [each.row for each in parts],
                     _kept(kind, parts, size, on_device=on_device),
                     next(each.row for each in parts if each.size == size),
                 )
 
 
-def _name(kind: _Kind, parts: Sequence[_Call]) -> str:
-    """Return the name of a kind; a norm over the batch has means over its axis, the first one."""
-    if kind.name != "layer_norm":
+def _name(kind: _Kind, parts: Sequence[_Call], size: int) -> str | None:
+    """Return the name of a kind, of norms by their axes; None for a norm that no operator computes.
+
+    ::
+
+        [8,128,512]                 mean(-1), mean([1, 2])      layer_norm, rms_norm
+        [16,32,9,9] and [16,32]     mean([0, 2, 3]), mean(0)    batch_norm
+        [16,32,9,9]                 mean(1), mean()             none
+    """
+    if kind.name not in ("layer_norm", "rms_norm"):
         return kind.name
-    texts = [each.attributes for each in parts if each.symbol == "M" and each.attributes]
-    axes = [attributes_of(text).get("X1") for text in texts]
-    is_of_batch = any(0 in each if isinstance(each, list) else each == 0 for each in axes)
-    return "batch_norm" if is_of_batch else kind.name
+    has_root = any(each.symbol == "r" or each.name == "std" for each in parts)
+    # What is divided or scaled is as large as what the statistics are of, and these are not.
+    last = [each for each in parts if each.symbol in ("*", "/") and each.size == size]
+    axes = {_axes(each) for each in parts if each.symbol in ("M", "V")}
+    if not has_root or not any(each.num_large == 1 for each in last) or len(axes) != 1:
+        return None
+    names = {"trailing": kind.name, "channels": "batch_norm"}
+    return names.get(axes.pop())
+
+
+def _axes(call: _Call) -> str:
+    """Return over which axes a mean is: ``trailing`` ones, all but ``channels``, or "" for others."""
+    value = attributes_of(call.attributes or "{}").get("X1")
+    given = value if isinstance(value, list) else [value]
+    axes = {each % call.rank for each in given if type(each) is int and call.rank}
+    if len(axes) != len(given):
+        return ""
+    num_others = call.rank - len(axes)
+    if num_others and axes == set(range(num_others, call.rank)):
+        return "trailing"
+    return "channels" if 0 in axes and num_others == 1 else ""
 
 
 def _kept(kind: _Kind, parts: Sequence[_Call], size: int, *, on_device: bool) -> float:
@@ -252,23 +299,29 @@ def _kept(kind: _Kind, parts: Sequence[_Call], size: int, *, on_device: bool) ->
     return min(1.0, kind.passes / max(1, passes))
 
 
-def _attentions(calls: Sequence[_Call], dtypes: Mapping[int, str | None]) -> Iterator[_Match]:
+def _attentions(
+    calls: Sequence[_Call], texts: Mapping[int, Sequence[str | None]]
+) -> Iterator[_Match]:
     """Yield the operators on scores between two products, the second of which reads them.
 
     ::
 
         q k'  [8,16,1024,1024]     scale   add   softmax   dropout     [8,16,1024,1024] v
+
+    Not with a mask for each head: positions that are trained, whose gradient the one operator does not compute.
     """
     text = "".join(each.symbol or "." for each in calls)
     begin = 0
-    while (found := _ATTENTION.search(text, begin)) is not None:
-        begin = found.end() - 1
-        softmax = calls[found.start() + found[0].index("S")]
-        last = calls[found.end() - 1]
-        is_half = re.search("float16", dtypes.get(last.row) or "") is not None
-        rows = [each.row for each in calls[found.start() + 1 : begin] if each.size == softmax.size]
-        if is_half and last.size == softmax.size >= _LEAST_ELEMENTS:
-            yield _Match("attention", rows, 0.0, softmax.row)
+    while (place := _ATTENTION.search(text, begin)) is not None:
+        begin = place.end() - 1
+        softmax = calls[place.start() + place[0].index("S")]
+        last = calls[begin]
+        parts = [each for each in calls[place.start() + 1 : begin] if each.size == softmax.size]
+        is_half = "float16" in (texts[last.row][0] or "")
+        masks = (shape for each in parts for shape in _shapes(texts[each.row][1])[1:])
+        has_positions = any(len(shape) > 2 and shape[-3] > 1 for shape in masks)
+        if is_half and not has_positions and last.size == softmax.size >= _LEAST_ELEMENTS:
+            yield _Match("attention", [each.row for each in parts], 0.0, softmax.row)
 
 
 def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]) -> WrittenOut:
@@ -280,10 +333,11 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     forward = profile.trace.events["forward"].slice(0, tree.hosts.height)
     time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
     sums = np.bincount(match_of[match_of >= 0], time_ns[match_of >= 0], len(matches))
+    sums[[match.kind == _OF_GRADIENTS for match in matches]] = 0
     is_node = (forward.is_not_null() & (tree.hosts["category"] == "Operator")).to_numpy()
     of_nodes = match_of[forward.filter(pl.Series(is_node)).to_numpy()]
     known = of_nodes >= 0
-    sums += np.bincount(of_nodes[known], time_ns[is_node][known], len(matches))
+    sums = sums + np.bincount(of_nodes[known], time_ns[is_node][known], len(matches))
     kept = np.array([match.kept_ratio for match in matches])
     shown = calls.select("step", "shapes", shown=pl.col("row").cast(pl.Int64))
     table = pl.DataFrame(
@@ -297,18 +351,18 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     ).join(shown, "shown", "left", maintain_order="left")
     shape = map_texts(table["shapes"], lambda text: shapes_as_shown(text).split(" ")[0])
     table = table.with_columns(name=pl.concat_str(["kind", pl.lit(" "), shape], ignore_nulls=True))
-    table = table.select(*WRITTEN_OUT).cast(WRITTEN_OUT)  # type: ignore[arg-type]
+    table = table.filter(pl.col("saved_ns") > 0).select(*WRITTEN_OUT).cast(WRITTEN_OUT)  # type: ignore[arg-type]
     return WrittenOut(table, [row for match in matches for row in match.rows])
 
 
-def _sizes(text: str | None) -> list[int]:
-    """Return the number of elements of each tensor of a text of the column ``shapes``."""
+def _shapes(text: str | None) -> list[list[int]]:
+    """Return the shape of each tensor of a text of the column ``shapes``; none if one is no shape."""
     try:
         tensors = msgspec.json.decode(text or "{}", type=dict[str, list[list[int]]])
     except msgspec.DecodeError:
         return []
     shapes = [shape for each in tensors.values() for shape in each]
-    if any(len(shape) > MOST_DIMS for shape in shapes):
-        return []
-    sizes = list(map(math.prod, shapes))
-    return sizes if all(0 <= size < MOST_WORK for size in sizes) else []
+    is_known = all(
+        len(shape) <= MOST_DIMS and 0 <= math.prod(shape) < MOST_WORK for shape in shapes
+    )
+    return shapes if is_known else []

@@ -481,6 +481,8 @@ _MOST_NUMBERS = 30_000_000
 """Limit of the numbers that calls take, `_COLUMNS` each, so that the file can be read: 240 MB."""
 _NO_DTYPE = -1
 """Stands for the key of a dtype; 0 is one."""
+_MOST_WHOLE = 1000
+"""Larger real numbers are no exponents, and may differ in each step."""
 _MOST_ITEMS = 1000
 """Longest list of tensors or numbers to keep; of a longer one, nothing is known."""
 _UPDATES = frozenset(("adamw_", "adam_", "momentum_", "sgd_", "lamb_", "adagrad_", "rmsprop_"))
@@ -892,6 +894,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             return _TRUE if arg else _FALSE
         if isinstance(arg, int):
             return int.__int__(arg)  # of an enumeration, too
+        if isinstance(arg, float) and arg.is_integer() and abs(arg) < _MOST_WHOLE:
+            return int(arg)  # x ** 2.0
         if isinstance(arg, str):
             return _encodable(arg)
         if isinstance(arg, (list, tuple)) and not is_item:

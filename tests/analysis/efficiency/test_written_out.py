@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ppprof
-from ppprof.analysis.efficiency.written_out import written_out
+from ppprof.analysis.efficiency.written_out import _Call, _of_run, written_out
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read_window
 from ppprof.trace.formats import read
@@ -72,26 +72,33 @@ def cross_entropy_of_one_hot(x: Any) -> Any:
     return -(chosen * paddle.nn.functional.log_softmax(x, -1)).sum(-1).mean()
 
 
-def cross_entropy_of_probability(x: Any) -> Any:
-    chosen = paddle.nn.functional.softmax(x, -1).take_along_axis(
-        paddle.zeros([8, 32, 1], "int64"), -1
-    )
-    return -paddle.log(chosen + 1e-9).mean()
-
-
 def pow_of_differences(x: Any) -> Any:
     return ((x - 1) ** 2).mean()
+
+
+def log_softmax_for_smoothed_labels(x: Any) -> Any:
+    logs, labels = paddle.nn.functional.log_softmax(x, -1), paddle.zeros([8, 32, 1], "int64")
+    return -paddle.take_along_axis(logs, labels, -1).mean() - logs.mean()
 
 
 def log_softmax_for_divergence(x: Any) -> Any:
     return (paddle.nn.functional.log_softmax(x, -1) * x).sum()
 
 
+def norm_of_rows(x: Any) -> Any:
+    return paddle.nn.functional.normalize(x, axis=-1)
+
+
+def max_of_time(x: Any) -> Any:
+    return x.max(axis=1)
+
+
 WRITTEN: list[Callable[[Any], Any]] = [
     *(layer_norm_of_squares, layer_norm_of_var, layer_norm_of_std, batch_norm_of_moments),
     *(gelu_of_tanh, gelu_of_erf, softmax_of_exp),
-    *(cross_entropy_of_entry, cross_entropy_of_one_hot, cross_entropy_of_probability),
-    *(pow_of_differences, log_softmax_for_divergence),
+    *(cross_entropy_of_entry, cross_entropy_of_one_hot),
+    *(pow_of_differences, norm_of_rows, max_of_time),
+    *(log_softmax_for_divergence, log_softmax_for_smoothed_labels),
 ]
 """Functions whose names begin with what they write out."""
 
@@ -118,12 +125,36 @@ def few_elements(x: Any) -> Any:
     return layer_norm_of_squares(x[:, :4])
 
 
+def norm_of_channels_first(x: Any) -> Any:
+    mean = x.mean(1, keepdim=True)
+    return (x - mean) * paddle.rsqrt(paddle.square(x - mean).mean(1, keepdim=True) + 1e-5)
+
+
+def advantages(x: Any) -> Any:
+    return (x - x.mean()) * paddle.rsqrt(paddle.square(x - x.mean()).mean() + 1e-5)
+
+
+def lstm_cell(x: Any) -> Any:
+    gates = [paddle.nn.functional.sigmoid(x) for _ in range(3)]
+    state = gates[0] * x + gates[1] * paddle.tanh(x)
+    return gates[2] * paddle.tanh(state)
+
+
+def other_powers(x: Any) -> Any:
+    return ((x + 1) ** 1.5).mean()
+
+
+def largest_without_gradient(x: Any) -> Any:
+    return x * paddle.nn.functional.sigmoid(x.detach().max(axis=1, keepdim=True))
+
+
 def root_of_mean_squares(x: Any) -> Any:
     return paddle.sqrt(paddle.square(x - 1).mean())
 
 
 OTHERS: list[Callable[[Any], Any]] = [
     *(operators_of_paddle, gate, cosine, clipped, few_elements, root_of_mean_squares),
+    *(largest_without_gradient, norm_of_channels_first, advantages, lstm_cell, other_powers),
 ]
 
 
@@ -149,6 +180,9 @@ def test_what_a_training_writes_out(function: Callable[[Any], Any], tmp_path: Pa
         names = profile.tree.hosts["name"].cast(str).to_list()
         parts = [names[row] for row in written_out(profile).rows]
         assert all(name.endswith(" dygraph") for name in parts)
+        if expected == "max":  # whose gradient alone counts
+            assert (table["time_ns"] > 0).all()
+            return
         own_ns = profile.tree.hosts["cpu_ns"].gather(list(written_out(profile).rows)).sum()
         assert table["time_ns"].sum() > own_ns  # with gradients
         assert (table["saved_ns"] < table["time_ns"]).all()
@@ -198,6 +232,8 @@ ATTENTION = (
         (ATTENTION, "float32", {}),  # flash attention computes in 16 bits
         (ATTENTION[:-1], "bfloat16", {}),
         ((*ATTENTION[:-1], ("matmul", [ROWS, ROWS])), "bfloat16", {}),  # of something else
+        # Positions of each head, which are trained.
+        ((ATTENTION[0], ("add", [SCORES, [1, 16, 256, 256]]), *ATTENTION[4:]), "bfloat16", {}),
     ],
 )
 def test_attention_on_a_device(
@@ -215,16 +251,50 @@ def test_attention_on_a_device(
         assert set(table["name"]) == {"attention [4,16,256,256]"}
 
 
-RMS = (("square", [ROWS]), ("mean", [ROWS]), ("scale", [[64, 1]]), ("rsqrt", [[64, 1]]))
+LAST = '{"X1":-1}'
 
 
-def test_an_rms_norm_on_a_device(tmp_path: Path) -> None:
-    """Passes: 2 of square, 1 of mean, and twice 3 of multiply, of which the second reads a weight: 2; one makes 3 of 7."""
-    made = calls(*RMS, ("multiply", [ROWS, [64, 1]]), ("multiply", [ROWS, [1024]]))
-    table = written_out(of_device(tmp_path, made)).table
-    assert set(table["kind"]) == {"rms_norm"}
-    assert set(table["time_ns"]) == {6 * 60 * US}
-    assert set(table["saved_ns"]) == {round(6 * 60 * US * 4 / 7)}
+def called(*named: tuple[str, str, int, int]) -> list[_Call]:
+    """Operators by name, symbol, size and number of large inputs; means and variances are over the last axis of two."""
+    return [
+        _Call(row, name, symbol, size, num, LAST if symbol in ("M", "V") else None, 2)
+        for row, (name, symbol, size, num) in enumerate(named)
+    ]
+
+
+N = 1 << 16
+RMS = (("square", "P", N, 1), ("mean", "M", N, 1), ("scale", "K", 64, 1), ("rsqrt", "r", 64, 1))
+SCALED = (("multiply", "*", N, 1), ("multiply", "*", N, 1))
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "kept"),
+    [
+        # Passes: 2 of square, 1 of mean, 2 of each multiply, whose other input is small; one operator makes 3.
+        ((*RMS, *SCALED), "rms_norm", 3 / 7),
+        (
+            (*RMS, ("multiply", "*", N, 2)),
+            None,
+            None,
+        ),  # of a root of mean squares, and something else
+        (
+            (("mean", "M", N, 1), ("var", "V", N, 1), ("subtract", "-", N, 1), RMS[-1], *SCALED),
+            "layer_norm",
+            3 / 8,
+        ),
+        (
+            (("mean", "M", N, 1), ("subtract", "-", N, 1), ("std", "V", N, 1), SCALED[0]),
+            "layer_norm",
+            3 / 6,
+        ),
+        ((("mean", "M", N, 1), ("subtract", "-", N, 1), ("var", "V", N, 1), SCALED[0]), None, None),
+    ],
+)
+def test_norms_on_a_device(
+    named: tuple[tuple[str, str, int, int], ...], kind: str | None, kept: float | None
+) -> None:
+    found = [(each.kind, each.kept_ratio) for each in _of_run(called(*named), on_device=True)]
+    assert found == ([] if kind is None else [(kind, pytest.approx(kept))])
 
 
 def test_operators_that_are_slow_on_a_cpu_are_not_on_a_device(tmp_path: Path) -> None:
@@ -233,9 +303,10 @@ def test_operators_that_are_slow_on_a_cpu_are_not_on_a_device(tmp_path: Path) ->
 
 
 def test_what_is_written_out_is_in_no_other_chain(tmp_path: Path) -> None:
-    """Of two multiplications and an addition behind them, which a kernel could do at once."""
-    made = calls(*RMS, ("multiply", [ROWS, [64, 1]]), ("multiply", [ROWS, [1024]]))
-    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [thread(made)])))
-    rules = {each.rule for each in found}
-    assert "written-out" in rules
-    assert "fusible" not in rules
+    """A kernel could scale and add at once."""
+    rules = []
+    for name, named in (("attention", ATTENTION), ("other", ATTENTION[:-1])):
+        path = run(tmp_path / name, [thread(calls(*named))])
+        rules.append({each.rule for each in ppprof.advise(ppprof.open(path))})
+    assert "written-out" in rules[0] - rules[1]
+    assert "fusible" in rules[1] - rules[0]
