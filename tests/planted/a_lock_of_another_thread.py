@@ -19,7 +19,7 @@ def upload():
 threading.Thread(target=upload, daemon=True).start()
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

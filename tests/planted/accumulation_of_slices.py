@@ -6,7 +6,7 @@ batch = paddle.randn([128, 128])
 
 for step in range(120):  # loop
     for part in batch.split(32):  # planted: 8-10, else: for part in [batch]:
-        loss = (net(part) ** 2).mean() / 32
+        loss = net(part).square().mean() / 32
         loss.backward()
     optimizer.step()
     optimizer.clear_grad()

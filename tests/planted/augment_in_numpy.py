@@ -13,7 +13,7 @@ def augment(images):
 
 for step in range(120):  # loop
     batch = paddle.to_tensor(augment(images))  # planted: 9-11
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

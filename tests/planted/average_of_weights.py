@@ -16,7 +16,7 @@ def update_average(decay):
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

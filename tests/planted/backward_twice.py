@@ -8,7 +8,7 @@ batch = paddle.randn([256, 256])
 
 for step in range(120):  # loop
     out = net(batch)
-    loss, penalty = (out**2).mean(), out.abs().mean()
+    loss, penalty = out.square().mean(), out.abs().mean()
     loss.backward(retain_graph=True)  # planted: 12-13, else: penalty = loss + penalty
     penalty.backward()
     optimizer.step()

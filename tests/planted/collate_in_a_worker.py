@@ -17,7 +17,7 @@ def collate(samples):
 loader = paddle.io.DataLoader(words, batch_size=64, collate_fn=collate, num_workers=1)
 
 for ids in loader:  # loop, planted: 10-14
-    loss = (net(ids[:, :32]) ** 2).mean()
+    loss = net(ids[:, :32]).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

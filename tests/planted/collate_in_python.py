@@ -19,7 +19,7 @@ def collate(samples):
 loader = paddle.io.DataLoader(words, batch_size=64, collate_fn=collate, use_buffer_reader=False)
 
 for ids in loader:  # loop
-    loss = (net(ids[:, :32]) ** 2).mean()
+    loss = net(ids[:, :32]).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -7,7 +7,7 @@ optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 batch = paddle.randn([128, 128])
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -18,7 +18,7 @@ class Images(paddle.io.Dataset):
 loader = paddle.io.DataLoader(Images(), batch_size=32, num_workers=0, use_buffer_reader=False)
 
 for batch in loader:  # loop, planted: 13-15
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

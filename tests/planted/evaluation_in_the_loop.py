@@ -8,13 +8,13 @@ batch, held_out = paddle.randn([512, 128]), [paddle.randn([512, 128]) for _ in r
 def evaluate():
     net.eval()
     with paddle.no_grad():
-        losses = [(net(batch) ** 2).mean() for batch in held_out]
+        losses = [net(batch).square().mean() for batch in held_out]
     net.train()
     return paddle.stack(losses).mean()
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -17,7 +17,7 @@ def decode(x):
 for step in range(120):  # loop
     with paddle.no_grad():
         context = decode(batch)  # planted: 10-13
-    loss = (net(context) ** 2).mean()
+    loss = net(context).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

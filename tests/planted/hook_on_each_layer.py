@@ -17,7 +17,7 @@ for layer in net:
     layer.register_forward_post_hook(watch)
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

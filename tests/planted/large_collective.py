@@ -7,7 +7,7 @@ optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 batch, outputs = paddle.randn([64, 64]), paddle.zeros([1024, 1024])
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     paddle.distributed.all_reduce(outputs)  # planted
     loss.backward()
     optimizer.step()

@@ -21,7 +21,7 @@ batch = paddle.randn([512, 128])
 for step in range(120):  # loop
     hidden = first(batch)
     hidden = Swish.apply(hidden)  # planted: 8-10, else: hidden = paddle.nn.functional.silu(hidden)
-    loss = (last(hidden) ** 2).mean()
+    loss = last(hidden).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -7,7 +7,7 @@ losses = []
 
 for step in range(120):  # loop
     hidden = net(batch)
-    loss = (hidden**2).mean()  # planted: 9-10
+    loss = hidden.square().mean()  # planted: 9-10
     loss.backward(retain_graph=True)
     losses.append(loss)
     optimizer.step()

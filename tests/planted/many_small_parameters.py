@@ -7,7 +7,7 @@ optimizer = paddle.optimizer.Adam(0.001, parameters=net.parameters(), use_multi_
 batch = paddle.randn([16, 16])
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

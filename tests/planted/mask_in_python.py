@@ -11,7 +11,7 @@ def mask(size):
 
 for step in range(120):  # loop
     causal = paddle.to_tensor(mask(128))  # planted: 9
-    loss = ((net(batch) * causal) ** 2).mean()
+    loss = (net(batch) * causal).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

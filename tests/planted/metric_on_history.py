@@ -8,7 +8,7 @@ batch = paddle.randn([128, 128])
 history = list(np.random.rand(40000))
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -7,7 +7,7 @@ batch = paddle.randn([64, 64])
 norms = []
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     norms = [float(p.grad.norm()) + float(p.norm()) for p in net.parameters()]  # planted
     optimizer.step()

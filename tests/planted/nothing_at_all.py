@@ -7,7 +7,7 @@ optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 batches = [paddle.randn([256, 256]) for _ in range(4)]
 
 for step in range(120):  # loop
-    loss = (net(batches[step % 4]) ** 2).mean()
+    loss = net(batches[step % 4]).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -8,7 +8,7 @@ batch, before = paddle.randn([256, 256]), None
 
 for step in range(120):  # loop
     out = net(batch)
-    (out**2).mean().backward(retain_graph=True)
+    out.square().mean().backward(retain_graph=True)
     if before is not None:  # another graph than that of this step
         before.abs().mean().backward()
     before = out

@@ -15,7 +15,7 @@ net = paddle.nn.Sequential(paddle.nn.Linear(256, 2048), paddle.nn.Linear(2048, 2
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 
 for batch in paddle.io.DataLoader(Rows(), batch_size=64, num_workers=1):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()  # writes zeros to 19 MB, without an event

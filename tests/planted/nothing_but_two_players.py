@@ -22,8 +22,12 @@ for step in range(120):  # loop
     optimizer.step()
     optimizer.clear_grad()
     if step % 2 == 0:
+        for each in critic.parameters():
+            each.stop_gradient = True
         loss = softplus(-critic(generator(noise))).mean()
         loss.backward()
+        for each in critic.parameters():
+            each.stop_gradient = False
         optimizer_of_generator.step()
         optimizer_of_generator.clear_grad()
         optimizer.clear_grad()

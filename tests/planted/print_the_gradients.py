@@ -13,7 +13,7 @@ def show(step):
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     show(step)  # planted: 12
     optimizer.step()

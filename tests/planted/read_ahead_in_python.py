@@ -16,7 +16,7 @@ class Tokens(Dataset):
 
 
 for batch in DataLoader(Tokens(), batch_size=None):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -23,7 +23,7 @@ net = paddle.nn.Sequential(paddle.nn.Linear(576, 256), paddle.nn.ReLU(), paddle.
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 
 for batch in paddle.io.DataLoader(Images(), batch_size=16):  # loop, planted: 18-19
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

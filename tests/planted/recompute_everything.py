@@ -14,7 +14,7 @@ for step in range(120):  # loop
     x = batch
     for block in blocks:
         x = recompute(block, x)  # planted, else: x = block(x)
-    loss = (x**2).mean()
+    loss = x.square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -12,7 +12,7 @@ def free_space():
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -15,7 +15,7 @@ def share(parameters):
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     net.clear_gradients()

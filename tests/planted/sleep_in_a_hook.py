@@ -14,7 +14,7 @@ def watch(layer, inputs, outputs):
 net[1].register_forward_post_hook(watch)
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -22,7 +22,7 @@ class Files(paddle.io.Dataset):
 loader = paddle.io.DataLoader(Files(), batch_size=8, num_workers=0, use_buffer_reader=False)
 
 for batch in loader:  # loop, planted: 18-19
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -16,7 +16,7 @@ def check(loss):
 
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     check(loss)
     loss.backward()
     optimizer.step()

@@ -15,7 +15,7 @@ schedule = Warmup(0.001)
 optimizer = paddle.optimizer.Adam(schedule, parameters=net.parameters())
 
 for step in range(120):  # loop
-    loss = (net(batch) ** 2).mean()
+    loss = net(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

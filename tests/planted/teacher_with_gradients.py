@@ -10,7 +10,7 @@ batch = paddle.randn([256, 256])
 
 for step in range(120):  # loop
     target = teacher(batch)  # planted: 14, else: target = teacher(batch).detach()
-    loss = ((net(batch) - target) ** 2).mean()
+    loss = (net(batch) - target).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -6,7 +6,7 @@ batch = paddle.randn([16, 64])
 
 for step in range(120):  # loop
     for sample in batch:  # planted: 8-10, else: for sample in [batch]:
-        loss = (net(sample) ** 2).mean()
+        loss = net(sample).square().mean()
         loss.backward()
     optimizer.step()
     optimizer.clear_grad()

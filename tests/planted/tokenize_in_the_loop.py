@@ -13,7 +13,7 @@ def tokens(text):
 
 for step in range(120):  # loop
     ids = paddle.to_tensor(tokens(text))  # planted: 11
-    loss = (net(ids) ** 2).mean()
+    loss = net(ids).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()

@@ -21,7 +21,7 @@ optimizer = paddle.optimizer.SGD(0.01, parameters=net.used.parameters())
 batch = paddle.randn([64, 64])
 
 for step in range(120):  # loop
-    loss = (model(batch) ** 2).mean()
+    loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
