@@ -18,22 +18,15 @@ pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
-from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
-
-
-def watched(net: Any) -> Any:
-    """Return a layer that Paddle calls as it does while it records: without hooks, it takes a shortcut."""
-    for layer in net.sublayers(include_self=True):
-        layer.register_forward_post_hook(lambda *args: None)
-    return net
+from tests.fixtures import recorded_calls  # noqa: E402
 
 
 class Gan:
     """A generator and a discriminator that are trained in turn."""
 
     def __init__(self, optimizer: Any = paddle.optimizer.Adam, detaches: bool = False) -> None:
-        self.g = watched(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-        self.d = watched(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+        self.g = recorded_calls.watched(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        self.d = recorded_calls.watched(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
         self.opt_g = optimizer(1e-3, parameters=self.g.parameters())
         self.opt_d = optimizer(1e-3, parameters=self.d.parameters())
         self.detaches = detaches
@@ -63,17 +56,9 @@ class Gan:
         self.update_g()
 
 
-def recorded(step: Callable[[], Any], num_steps: int = 3) -> OperatorCalls:
-    """Return the calls of a window of so many steps."""
-    recorder = OperatorCallRecorder(Path())
-    recorder.install()
-    try:
-        for number in range(num_steps):
-            step()
-            recorder.step(number + 1)
-    finally:
-        recorder.uninstall()
-    return recorder.take()
+def recorded(step: Callable[[], Any]) -> OperatorCalls:
+    """Return the calls of a window of three steps."""
+    return recorded_calls.recorded(step, step, step)
 
 
 def unused(calls: OperatorCalls) -> list[dict[str, int]]:
