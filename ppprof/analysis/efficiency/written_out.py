@@ -6,16 +6,19 @@ They are found by their names and sizes, in a row on one thread::
     elements     N     N         N    N     1      1     N       N         N
     symbols      M     -         P    M            r     /       *         +      a layer_norm
 
-Operators on fewer elements have no symbol, but for those of which the kind depends. What one operator in place of
-these saves is their time, with their gradients', times the share of passes over N elements that it does not make: of 16
-passes of the operators above, it makes 3. On a CPU, layer_norm took 9 ms for 41 by that (0.21), gelu 3.6 for 31 (0.11), both
-with gradients, of float32 [8,128,512].
+Operators on fewer elements have no symbol, but for a few, such as the root of a norm. The operators above make 16 passes
+over N elements, and layer_norm makes 3: it saves 13/16 of their time, with their gradients'. On a CPU, with gradients, for
+float32 [8,128,512], layer_norm took 9 ms and the operators 41 (0.21), gelu 3.6 ms and its operators 31 (0.11).
 
-Some operators are slow on a CPU by themselves, as measured there with Paddle 3.3: ``pow`` takes 6 to 40 times as long as
-``square`` from 4096 elements on, and ``log_softmax`` a time that grows with the square of the classes: with its gradient, 50 ms
-for [1024,512] and 5.9 s for [512,8000], of which cross_entropy takes 1.4 and 17 ms. The norm of each row takes 35 ms for
-[1024,512] with its gradient, the root of a sum of squares 2. The gradient of ``max`` takes 23 ms for rows of [256,256] and 370 for [1024,512],
-that of a largest entry by ``topk`` 0.7 and 5 with its forward.
+Some operators are slow on a CPU by themselves. Measured with Paddle 3.3, float32, one thread, with gradients::
+
+    shape           slow                     in place of it
+    4096 elements   pow: 6 to 40 times as long as square, and from there on
+    [1024,512]      log_softmax 50 ms        cross_entropy 1.4 ms
+    [512,8000]      log_softmax 5.9 s        cross_entropy 17 ms
+    [1024,512]      p_norm of rows 35 ms     root of the sum of squares 2 ms
+    [256,256]       max of rows 23 ms        topk 0.7 ms
+    [1024,512]      max of rows 370 ms       topk 5 ms
 """
 
 from __future__ import annotations
@@ -49,8 +52,7 @@ _LEAST_ELEMENTS = 4096
 """On fewer elements, an operator takes as long as its call."""
 
 _SYMBOLS = {
-    **{"mean": "M", "var": "V", "std": "V"},
-    **dict.fromkeys(("sum",), "U"),
+    **{"mean": "M", "var": "V", "std": "V", "sum": "U"},
     **dict.fromkeys(("max", "amax"), "X"),
     **dict.fromkeys(("pow", "square"), "P"),
     **dict.fromkeys(("sqrt", "rsqrt"), "r"),

@@ -188,9 +188,6 @@ def test_what_a_training_writes_out(function: Callable[[Any], Any], tmp_path: Pa
         assert (table["saved_ns"] < table["time_ns"]).all()
 
 
-HALF = ["bfloat16"]
-
-
 def calls(*named: tuple[str, list[list[int]]], dtype: str = "bfloat16") -> Callable[[int], Any]:
     """Operators of 50 each, with a kernel of 60."""
 
