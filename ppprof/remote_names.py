@@ -7,6 +7,9 @@ import re
 REMOTE = "#remote_op: "
 """Separator in the name of a worker's event: the call, `REMOTE`, the event's name on the worker."""
 
+WAIT = "rpc.wait("
+"""Begin of the names of spans in which a thread waits for the result of a call by rpc: ``rpc.wait(worker1)``."""
+
 _END = r"[^\s()]+"
 _CALLS = re.compile(rf"(?:rpc#[^\s()]*\({_END} -> {_END}\){REMOTE})+")
 _ENDS = re.compile(rf"\(({_END}) -> ({_END})\)")

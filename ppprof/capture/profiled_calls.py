@@ -22,6 +22,7 @@ processes, since Paddle does not survive a fork.
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -39,10 +40,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ppprof.capture.attached import open_calls_folder, open_window
 from ppprof.capture.output import log_to_stderr
+from ppprof.capture.ranks.job import rpc_name
+from ppprof.capture.recording.call_samples import LineSampler, size_of
+from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 from ppprof.rundir.run_file import RunFile
 
@@ -156,6 +161,8 @@ class _Origin:
     settings: Mapping[str, Any]
     """The caller's ``Profiler`` block as plain values."""
     sent_ns: int
+    line: str
+    """The caller's line that makes the call: `RemoteCall.line`."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +195,12 @@ class _Profiled:
         self._arrived_ns = 0
         # Read it now: executors pickle in their own threads, which do not have this context.
         self._scope = _running.get()
+        self._line = _line_of(sys._getframe(1)) if self._scope or open_window() else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        origin = self._origin or _current_origin(self._scope)  # a scheduler forwards its origin
+        origin = self._origin or _current_origin(
+            self._scope, self._line
+        )  # a scheduler forwards its origin
         return {**self.__dict__, "_origin": origin, "_scope": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -198,23 +208,24 @@ class _Profiled:
         self._arrived_ns = time.time_ns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> RemoteResult:
+        called_ns = time.time_ns()
         # Dask passes the answer of one call as an argument of the next.
         args = tuple(map(result, args))
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
             return RemoteResult(self._function(*args, **kwargs))
-        call = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns)
+        call = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns, called_ns)
         try:
             value = self._function(*args, **kwargs)
         except BaseException as error:
-            answer = RemoteResult(None, self._origin, call.end())
+            answer = RemoteResult(None, self._origin, call.end((args, kwargs)))
             with suppress(Exception):  # attributes of an exception are pickled with it
                 error.__dict__["_ppprof_answer"] = answer
             raise
-        return RemoteResult(value, self._origin, call.end())
+        return RemoteResult(value, self._origin, call.end((args, kwargs, value)))
 
 
-def _current_origin(scope: _Scope | None) -> _Origin | None:
+def _current_origin(scope: _Scope | None, line: str) -> _Origin | None:
     """Return the origin of a call that is sent now; None if the call will not be recorded.
 
     A call is not recorded if no window is open, or if the remote call that sends it has ended
@@ -224,13 +235,13 @@ def _current_origin(scope: _Scope | None) -> _Origin | None:
         if scope is not None:
             if scope.id not in _scopes:  # that call has ended
                 return None
-            return _Origin(scope.id, scope.id, scope.worker, scope.settings, time.time_ns())
+            return _Origin(scope.id, scope.id, scope.worker, scope.settings, time.time_ns(), line)
         window = open_window()
         if window is None:
             return None
         _sent.add(str(window.calls))
-        caller = _rpc_name() or f"worker{window.rank}"
-        return _Origin(str(window.calls), None, caller, window.settings, time.time_ns())
+        caller = rpc_name() or f"worker{window.rank}"
+        return _Origin(str(window.calls), None, caller, window.settings, time.time_ns(), line)
     except Exception as error:
         _warn(f"a remote call is not recorded: {error}")
         return None
@@ -242,8 +253,11 @@ class _RecordedCall:
     If Paddle's profiler fails, the call is recorded without events, and its ``note`` says why.
     """
 
-    def __init__(self, origin: _Origin, name: str, to: str | None, arrived_ns: int) -> None:
+    def __init__(
+        self, origin: _Origin, name: str, to: str | None, arrived_ns: int, called_ns: int
+    ) -> None:
         self._recorder: Any = None
+        self._lines: LineSampler | None = None
         self._note = ""
         self._scope = _Scope(uuid.uuid4().hex, _sanitize(to or _worker_name()), origin.settings)
         _scopes[self._scope.id] = self._scope
@@ -262,16 +276,25 @@ class _RecordedCall:
             ended_ns=0,
             left_ns=0,
             received_ns=0,
+            called_ns=called_ns,
+            line=origin.line,
         )
         try:
             self._recorder = _start_recorder(origin.settings)
         except Exception as error:
             self._note = str(error) or repr(error)
+        if origin.settings.get("python_stacks") is not False:
+            with suppress(Exception):
+                self._lines = LineSampler(_user_files(), _Profiled.__call__.__code__)
         self._began_ns = time.time_ns()
 
-    def end(self) -> tuple[Recorded, ...]:
-        """Stop recording; return the call, then the remote calls that it made."""
+    def end(self, values: object) -> tuple[Recorded, ...]:
+        """Stop recording; return the call, with the size of its values, then the remote calls that it made."""
         ended_ns = time.time_ns()
+        line, size = "", (0, 0)
+        with suppress(Exception):
+            line = self._lines.stop() if self._lines is not None else ""
+            size = size_of(values)
         _running.reset(self._token)
         _scopes.pop(self._scope.id, None)
         raw = b""
@@ -285,7 +308,15 @@ class _RecordedCall:
                 self._note = str(error) or repr(error)
             with suppress(Exception):
                 self._recorder.close()
-        call = replace(self._call, began_ns=self._began_ns, ended_ns=ended_ns, note=self._note)
+        call = replace(
+            self._call,
+            began_ns=self._began_ns,
+            ended_ns=ended_ns,
+            note=self._note,
+            function_line=line,
+            num_bytes=size[0],
+            num_objects=size[1],
+        )
         return ((call, raw), *self._scope.calls)
 
 
@@ -349,6 +380,17 @@ def _store_calls(scope_id: str, calls: tuple[Recorded, ...]) -> None:
         _warn_once(f"a remote call is not recorded: {error}")
 
 
+@functools.lru_cache(1)
+def _user_files() -> UserFiles:
+    return UserFiles(Path.cwd())
+
+
+def _line_of(frame: FrameType) -> str:
+    """Return the user's innermost line around a frame, as `RemoteCall.line`."""
+    lines = OwnLines(_user_files())
+    return lines.call_stack(lines.around(frame))
+
+
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
@@ -375,16 +417,8 @@ def _sanitize(name: str) -> str:
     return re.sub(r"[\s()]+", "_", str(name)) or "_"
 
 
-def _rpc_name() -> str | None:
-    """Return this process's name in ``paddle.distributed.rpc``; None if rpc is not in use."""
-    rpc = sys.modules.get("paddle.distributed.rpc")
-    with suppress(Exception):
-        return str(rpc.get_current_worker_info().name) if rpc else None
-    return None
-
-
 def _worker_name() -> str:
-    name = _rpc_name()
+    name = rpc_name()
     if name is not None:
         return name
     dask = sys.modules.get("distributed")

@@ -13,6 +13,9 @@ A call of the model that ``paddle.distributed.to_static`` returns is a step if i
 If a training has several optimizers, only the calls of one optimizer end steps (``boundary``). Calls
 of the other optimizers are part of these steps.
 
+What a function steps that another process calls by ``paddle.distributed.rpc`` is part of that process's
+step, unless the call is a training: one that steps more than `_STEPS_OF_A_SERVER` times.
+
 A training may update its parameters itself, without an optimizer of Paddle. Then each outermost call of
 ``backward`` ends a step, once parameters have changed between two such calls, and until there is an optimizer.
 """
@@ -55,6 +58,8 @@ the model out, and a script that has not updated it by the last does something e
 _MOST_WATCHED, _MOST_ELEMENTS, _MOST_OF_A_ROW = 8, 4096, 1 << 20
 """Parameters that are compared, about how many values of each, in rows from all of it, since a step may change some
 of them; and the most values of such a row."""
+_STEPS_OF_A_SERVER = 4
+"""Most steps in one remote call that are those of a server: it updates what it serves."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -124,6 +129,7 @@ class OptimizerSteps:
         """Number of optimizers that have stepped so far, even if they no longer exist."""
         after_import("paddle.optimizer.optimizer", self._watch_creation)
         after_import("paddle", self._watch_backwards)
+        after_import("paddle.distributed.rpc.internal", self._watch_remote_calls)
 
     def close(self) -> None:
         """Stop calling ``begin`` and ``end_step``. The wrappers stay installed and forward calls."""
@@ -132,7 +138,8 @@ class OptimizerSteps:
     @property
     def _is_active(self) -> bool:
         # A forked child is another process: if it trains, that training is not the recorded one.
-        return not self.is_closed and os.getpid() == self._pid and _in_dynamic_mode()
+        is_open = not self.is_closed and os.getpid() == self._pid and _in_dynamic_mode()
+        return is_open and getattr(self._thread_state, "num_served", None) is None
 
     def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer
@@ -167,6 +174,21 @@ class OptimizerSteps:
         with suppress(TypeError, ValueError):
             wrapper.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
         cls.__init__ = wrapper
+
+    def _watch_remote_calls(self, internal: Any) -> None:
+        """Count the steps of each call that this process serves, in the thread that serves it."""
+        run = internal._run_py_func
+
+        @functools.wraps(run)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            state = self._thread_state
+            state.num_served = 0
+            try:
+                return run(*args, **kwargs)
+            finally:
+                state.num_served = None
+
+        internal._run_py_func = wrapper
 
     def _watch_backwards(self, paddle: Any) -> None:
         self._has_optimizer = False  # Fleet makes one when it is imported
@@ -284,6 +306,11 @@ class OptimizerSteps:
     def _step_wrapper(self, method: Callable[..., Any], called: _Called) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            state = self._thread_state
+            if getattr(state, "num_served", None) is not None:
+                state.num_served += 1
+                if state.num_served > _STEPS_OF_A_SERVER:
+                    state.num_served = None
             if not self._is_active:
                 return method(*args, **kwargs)
             self._begin_if_ready()

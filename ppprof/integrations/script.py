@@ -31,7 +31,7 @@ from ppprof import rundir
 from ppprof.capture.attach import attach
 from ppprof.capture.attached import is_attached, run_directory, was_attached
 from ppprof.capture.output import log_to_stderr
-from ppprof.capture.ranks.job import is_initialized
+from ppprof.capture.ranks.job import is_alone, is_initialized
 from ppprof.capture.recording.user_files import TRAINERS
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.signals import pass_interruption
@@ -303,8 +303,8 @@ class _ScriptSession:
         if error is None and self._num_steps and not self._has_begun:
             log.warning(
                 f"nothing is recorded: this process is one of {_world_size()} ranks, and the script "
-                "has called neither paddle.distributed.init_parallel_env nor fleet.init, nor made a "
-                "ProcessMesh of several ranks"
+                "has called neither paddle.distributed.init_parallel_env, fleet.init nor rpc.init_rpc, "
+                "nor made a ProcessMesh of several ranks"
             )
         has_own_session = self._has_own_session or (not self._has_begun and was_attached())
         if error is None and not (self._num_steps or self._has_hooks or has_own_session):
@@ -353,7 +353,7 @@ class _ScriptSession:
         module.Trainer.train = wrapper
 
     def _begin(self) -> bool:
-        if _world_size() > 1 and not is_initialized():
+        if _world_size() > 1 and not (is_initialized() or is_alone()):
             return False
         if self._yields and is_attached():
             self._has_begun = self._has_own_session = True

@@ -2,9 +2,12 @@ r"""Remote calls: times, clock offsets computed from the times, and files in a r
 
 ::
 
-    caller   sent -----------------------------------------> received
-                  \                                         /
-    worker         arrived   began ======== ended   left --
+    caller   sent ---------------------------------------------------> received
+                  \                                                   /
+    worker         arrived   called   began ======== ended   left ----
+
+Between sent and called, the arguments are pickled, sent and unpickled; behind left, the result is. From called to
+began and from ended to left, the worker is busy with the recording.
 
 Sent and received are times on the caller's clock, the other times are on the worker's clock. Sent,
 arrived, left and received are the four times of NTP (RFC 5905), and give the offset between the
@@ -56,6 +59,26 @@ class RemoteCall:
     received_ns: int
     note: str = ""
     """Why the call has no events; empty if it has events."""
+    called_ns: int = 0
+    """When the worker had unpickled the arguments, on its clock; 0 if unknown."""
+    line: str = ""
+    """The user's line that makes the call, as Paddle writes call stacks; empty if unknown."""
+    function_line: str = ""
+    """The user's line on the worker that has most of the function's time, likewise."""
+    num_bytes: int = 0
+    """About how many bytes arguments and result take; 0 if unknown."""
+    num_objects: int = 0
+    """Of about how many Python objects they are made: an array is one, a list of 1,000 numbers 1,001."""
+
+    @property
+    def before_ns(self) -> int:
+        """How long the worker was busy with the recording before it began the function."""
+        return max(0, self.began_ns - self.called_ns) if self.called_ns else 0
+
+    @property
+    def after_ns(self) -> int:
+        """How long the worker was busy with the recording after the function had ended."""
+        return max(0, self.left_ns - self.ended_ns)
 
     @property
     def span(self) -> str:

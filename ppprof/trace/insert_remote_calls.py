@@ -9,7 +9,7 @@ Inside it come the events that the worker recorded, with times on the caller's c
 
 If a call is made inside another call, the other call's name stands before its own name; both
 together are its *chain*. The names alone mark remote events, in every format; `ppprof.remote_names`
-parses them. Other tables would count some remote events as steps, phases or communication
+parses them. The attributes of the call's span are `CALL_ATTRIBUTES`. Other tables would count some remote events as steps, phases or communication
 of the rank itself. So these events become user spans.
 """
 
@@ -27,9 +27,16 @@ from ppprof.remote_names import REMOTE
 from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
+from ppprof.trace.operator_inputs import to_json
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
 from ppprof.trace.segments import FIRST_FREE_ID, concatenated, free_id
+
+CALL_ATTRIBUTES = (
+    *("before_ns", "after_ns", "num_bytes", "num_objects"),
+    *("line", "function_line"),
+)
+"""The attributes of a call's span: those of its `RemoteCall`, without what is 0, empty or unknown."""
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -203,9 +210,13 @@ def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _F
         ),
     ]
     spans = pl.DataFrame(rows, ["name", "start_ns", "dur_ns", "parent", "depth"], orient="row")
+    attributes = {name: getattr(call, name) for name in CALL_ATTRIBUTES if getattr(call, name)}
     spans = conform(
         spans.with_columns(
-            category=pl.lit(_SPAN), process=pl.lit(free_ids.process), thread=pl.lit(lane)
+            attributes=pl.Series([to_json(attributes), None], dtype=pl.String),
+            category=pl.lit(_SPAN),
+            process=pl.lit(free_ids.process),
+            thread=pl.lit(lane),
         ),
         EVENTS,
     )

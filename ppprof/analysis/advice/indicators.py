@@ -17,6 +17,7 @@ from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
 from ppprof.analysis.advice.penalties import penalties
+from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, remote_waits
 from ppprof.analysis.advice.repeated_calls import repeated_calls
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
@@ -270,6 +271,8 @@ class Indicators(NamedTuple):
     """``torch`` or ``paddle``: whose words the advice is in; "" if unknown."""
     collectives: pl.DataFrame = pl.DataFrame(schema=COLLECTIVE_LINES)
     """Columns of `COLLECTIVE_LINES`."""
+    remote_waits: pl.DataFrame = pl.DataFrame(schema=REMOTE_WAITS)
+    """Columns of `REMOTE_WAITS`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory``, ``kept`` and ``growing`` are unchanged."""
@@ -279,6 +282,7 @@ class Indicators(NamedTuple):
             names=self.names.filter(is_selected),
             products=self.products.filter(is_selected),
             wide=self.wide.filter(is_selected),
+            remote_waits=self.remote_waits.filter(is_selected),
         )
 
 
@@ -347,6 +351,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_largest()
     loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())
     builder.add_names("loader", loads.select("step", "name", time_ns="cpu_ns"))
+    remote_ns, waits = builder.add_remote_waits()
     step = builder.step_of_host
     columns: dict[str, Int64 | Float64 | None] = {
         "num_micro_batches": builder.count_micro_batches(),
@@ -357,7 +362,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         **builder.device_columns(),
         **builder.gradient_columns(),
         **builder.optimizer_columns(),
-        "remote_ns": builder.remote_waits(),
+        "remote_ns": remote_ns,
     }
     steps = pl.DataFrame(
         {"step": builder.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
@@ -378,6 +383,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
         profile.trace.framework,
         collective_lines(profile),
+        waits,
     )
 
 
@@ -425,6 +431,7 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         joined_source([part.source for part in parts]),
         parts[0].framework if parts else "",
         joined("collectives", COLLECTIVE_LINES),
+        joined("remote_waits", REMOTE_WAITS),
     )
 
 
@@ -809,23 +816,23 @@ class IndicatorBuilder:
 
     @cached_property
     def remote(self) -> Intervals:
-        """When a remote call is under way, the stepping thread records nothing, no device works."""
+        """When the rank waits for a remote call: the stepping thread records nothing, no device works."""
         is_own = pl.col("thread").is_in(self.steps["thread"].unique().implode())
         works = is_own & pl.col("category").is_in(CONTAINERS).not_()
         busy = [self.tree.hosts.filter(works), self.tree.launches.filter(is_own), self.tree.devices]
-        calls = together(intervals_of(self.profile.remote_calls))
-        return difference(calls, together(*map(intervals_of, busy)))
+        return difference(self.profile.remote_waits, together(*map(intervals_of, busy)))
 
-    def remote_waits(self) -> Int64:
-        """Return the column remote_ns; adds the names of remote calls."""
+    def add_remote_waits(self) -> tuple[Int64, pl.DataFrame]:
+        """Return the column remote_ns and the rows of `REMOTE_WAITS`; adds the names of remote calls."""
         calls = self.profile.remote_calls
         time_ns = pl.col("end_ns") - pl.col("start_ns")
         calls = self.hosts(calls["row"].to_numpy()).with_columns(time_ns=time_ns)
         self.add_names("remote", calls.select("step", "name", "time_ns"))
-        if not self.on_device:
-            return self.within(self.remote)
-        empty = idle_causes(self.profile)["nothing_queued"]
-        return self.within(intersection(self.remote, empty))
+        idle = self.remote
+        if self.on_device:
+            idle = intersection(idle, idle_causes(self.profile)["nothing_queued"])
+        waiting, waits = remote_waits(self.profile, idle, self.step_at)
+        return self.within(waiting), waits
 
     def _blocking_copies(self) -> pl.DataFrame:
         """Return the blocking copies and other waits for work of the device; adds their names.

@@ -125,7 +125,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     again = repeated_operators(profile)
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
-        *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
+        *(bubbles, profile.remote_waits, intervals_of(profile.pauses)),
         noted(sampled.stacks.collections),
     )
     steps, stretches = host_steps(profile), []

@@ -184,7 +184,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
         communication.computation,
         intervals_of(tree.devices),
         intervals_of(calls),
-        intervals_of(profile.remote_calls),
+        profile.remote_waits,
         intervals_of(profile.pauses),
         intervals_of(tree.hosts.filter(known)),
     )

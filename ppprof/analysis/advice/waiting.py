@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import MODERATE_RATIO, Fact, Finding
+from ppprof.analysis.advice.remote_waits import UNKNOWN, reason_of_waits
 from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
@@ -411,16 +412,21 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
     if means.is_empty() or calls.is_empty():
         return []
     slowest = means.sort("remote_ns", "rank", descending=[True, False]).row(0, named=True)
+    own = evidence.typical_indicators[slowest["rank"]]
     call = str(calls["name"][0])
-    remote_ns = slowest["remote_ns"]
+    wait_ns, num_steps = slowest["remote_ns"], own.steps.height
+    if not wait_ns:
+        return []
     facts: dict[str, Fact] = {
         "rank": slowest["rank"],
-        "remote_ns": remote_ns,
-        "num_calls": float(calls["calls"].sum()),
+        "remote_ns": wait_ns,
+        "num_calls": own.remote_waits.height / num_steps,
         "call": call,
         "worker": ends_of(call)[1],
+        **UNKNOWN,
+        **reason_of_waits(own.remote_waits, num_steps, wait_ns),
     }
-    return evidence.time_finding("remote-wait", remote_ns, "likely", facts, calls)
+    return evidence.time_finding("remote-wait", wait_ns, "likely", facts, calls)
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:

@@ -18,6 +18,7 @@ from ppprof.analysis.profile.intervals import (
     covered,
     difference_by_group,
     joined,
+    together,
     union,
 )
 from ppprof.analysis.profile.steps import (
@@ -29,6 +30,7 @@ from ppprof.analysis.profile.steps import (
 from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
+from ppprof.remote_names import WAIT
 from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
 from ppprof.trace.steps import step_number
@@ -204,6 +206,17 @@ class Profile:
         hosts = self.tree.hosts
         is_call = self.trace.names.where(lambda name: name.startswith("rpc#"))
         return hosts.filter(pl.Series(is_call[: hosts.height]))
+
+    @cached_property
+    def remote_waits(self) -> Intervals:
+        """When the rank may wait for remote calls, a union.
+
+        In the spans of waits for calls by rpc; without any, as for other carriers, while a call is under way.
+        """
+        hosts = self.tree.hosts
+        is_wait = self.trace.names.where(lambda name: name.startswith(WAIT))[: hosts.height]
+        spans = hosts.filter(pl.Series(is_wait))
+        return together(intervals_of(self.remote_calls if spans.is_empty() else spans))
 
     @cached_property
     def pauses(self) -> pl.DataFrame:

@@ -23,6 +23,7 @@ from ppprof.analysis.path.rank_graph import RankGraph, rank_graph
 from ppprof.analysis.profile.flame import FLAME, flame
 from ppprof.analysis.profile.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.remote_flows import remote_flows
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.link_targets import TARGETS, longest_events, peak_targets
@@ -30,7 +31,6 @@ from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
 from ppprof.choices import StepRange
-from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.schema import Trace, is_kernel
 from ppprof.trace.segments import with_stalls
 from ppprof.trace.steps import step_spans
@@ -349,56 +349,3 @@ def mean_module_work(ranks: Iterable[tuple[int | None, int, pl.DataFrame]]) -> p
     )
     divisors = pl.Series([num_steps[stage] for stage in sums["stage"]], dtype=pl.Int64)
     return sums.with_columns(pl.col(value) / divisors for value in _VALUES)
-
-
-def remote_flows(profile: Profile) -> pl.DataFrame:
-    """Return when each remote call was sent, began and ended on the worker, and came back.
-
-    ::
-
-        rank      sent                            received
-        worker1         began =========== ended
-
-    Returns:
-        name (of the call, ``rpc#f(w0 -> w1)``), worker, sent_ns, began_ns, ended_ns and received_ns,
-        sorted by sent_ns, on the rank's own clock. began_ns and ended_ns are null for a call whose
-        times on the worker are unknown.
-    """
-    sent = profile.remote_calls.select(
-        "thread",
-        pl.col("name").cast(pl.String),
-        sent_ns="start_ns",
-        received_ns="end_ns",
-    )
-    workers = {name: ends_of(name)[1] for name in sent["name"].unique()}
-    events = profile.whole_tree.hosts.with_columns(pl.col("name").cast(pl.String))
-    ran = events.filter(pl.col("name").str.contains(f"^rpc#[^#]*{REMOTE}[^#]*$")).select(
-        "thread",
-        name=pl.col("name").str.extract(f"^(rpc#.*){REMOTE}"),
-        function=pl.col("name").str.extract(f"{REMOTE}(.*)$"),
-        began_ns="start_ns",
-        ended_ns="end_ns",
-    )
-    ran = ran.filter(
-        pl.concat_str(pl.lit("rpc#"), "function", pl.lit("("))
-        == pl.col("name").str.extract(r"^(rpc#[^(]*\()")
-    )
-    joined = sent.sort("sent_ns").join_asof(
-        ran.sort("began_ns"),
-        left_on="sent_ns",
-        right_on="began_ns",
-        by=["thread", "name"],
-        strategy="forward",
-        check_sortedness=False,
-    )
-    inside = pl.col("ended_ns") <= pl.col("received_ns")
-    return joined.select(
-        "name",
-        pl.col("name")
-        .replace_strict(workers, return_dtype=pl.String, default=None)
-        .alias("worker"),
-        "sent_ns",
-        began_ns=pl.when(inside).then("began_ns"),
-        ended_ns=pl.when(inside).then("ended_ns"),
-        received_ns="received_ns",
-    )

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -55,6 +56,9 @@ class Job:
     def here(cls, topology: Topology | None = None) -> Job:
         """Return the job of this process; without a launcher, a job with one rank.
 
+        Processes that only call each other's functions (`is_alone`) have no common steps: each of
+        them is a job with one rank.
+
         Args:
             topology: the job's topology; ignored, with a warning, if it has another size than the
                 job. None means Fleet's topology if Fleet is initialised, else that of the
@@ -62,6 +66,8 @@ class Job:
         """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        if world_size > 1 and is_alone():
+            rank, world_size, topology = 0, 1, None
         if topology is not None and topology.world_size != world_size:
             log.warning(
                 f"the topology has {topology.world_size} ranks, but the job has {world_size} "
@@ -185,6 +191,19 @@ def is_initialized() -> bool:
 
     is_joined = dist.is_initialized() or _fleet_group() is not None  # static Fleet: only the latter
     return is_joined or any(len(mesh.process_ids) > 1 for mesh in _meshes())
+
+
+def rpc_name() -> str | None:
+    """Return this process's name in ``paddle.distributed.rpc``; None if rpc is not in use."""
+    rpc = sys.modules.get("paddle.distributed.rpc")
+    with suppress(Exception):
+        return str(rpc.get_current_worker_info().name) if rpc else None
+    return None
+
+
+def is_alone() -> bool:
+    """Return whether this process has joined no ranks, and works with other processes by rpc only."""
+    return rpc_name() is not None and not is_initialized()
 
 
 def job_store() -> Any:

@@ -19,6 +19,8 @@ from typing import Any
 from ppprof.capture.profiled_calls import RemoteResult, is_profiled, profiled, result
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.recorder import open_span
+from ppprof.remote_names import WAIT
 
 log = logging.getLogger("ppprof")
 
@@ -61,7 +63,7 @@ class RpcCalls(WindowObserver):
         chosen = self._sent_instead(to, fn)
         if chosen is None:
             return send(to, fn, args, kwargs, timeout)
-        return _Future(send(to, chosen, args, kwargs, timeout), self._learn, to)
+        return _Future(send(to, chosen, args, kwargs, timeout), self._answer_of, to)
 
     def _sent_instead(self, to: str, function: Callable[..., Any]) -> Any:
         """Return what is sent instead of the function; None if the call is not to be recorded."""
@@ -84,6 +86,17 @@ class RpcCalls(WindowObserver):
             return _chosen_there(pickle.dumps(function), pickle.dumps(recorded))
         except Exception:  # Paddle itself reports it
             return None
+
+    def _answer_of(self, to: str, future: Any) -> Any:
+        """Wait for an answer and return it, in a span if a window is open."""
+        span = open_span(f"{WAIT}{to})", "PythonUserDefined") if self._is_open else None
+        try:
+            answer = future.wait()
+        finally:
+            if span is not None:
+                span.end()
+        self._learn(to, answer)
+        return answer
 
     def _learn(self, to: str, answer: Any) -> None:
         if to not in self._can_record:
@@ -133,16 +146,14 @@ def _is_global(function: Callable[..., Any]) -> bool:
 class _Future:
     """The future of a call, whose ``wait`` returns the result of the function."""
 
-    def __init__(self, future: Any, learn: Callable[[str, Any], None], to: str) -> None:
+    def __init__(self, future: Any, answer_of: Callable[[str, Any], Any], to: str) -> None:
         self._future = future
-        self._learn = learn
+        self._answer_of = answer_of
         self._to = to
 
     def wait(self) -> Any:
         """Return the result of the function; blocks until it is there."""
-        answer = self._future.wait()
-        self._learn(self._to, answer)
-        return result(answer)
+        return result(self._answer_of(self._to, self._future))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._future, name)

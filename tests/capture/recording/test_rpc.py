@@ -20,8 +20,9 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.remote_names import REMOTE
+from ppprof.remote_names import REMOTE, WAIT
 from ppprof.trace import read
+from ppprof.trace.operator_inputs import attributes_of
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -100,6 +101,17 @@ def test_calls_of_a_window_are_recorded_on_their_worker(workers: None, tmp_path:
     assert own.startswith("rpc#relu_of(worker0 -> SpawnProcess-")
     assert Counter(spans) == {relu: 4, fail: 1, own: 1}
     assert names.to_list().count(f"{relu}{REMOTE}relu dygraph") == 4
+    waits = names.filter(names.str.starts_with(WAIT)).to_list()
+    assert Counter(waits) == {f"{WAIT}worker1)": 5, f"{WAIT}worker2)": 1}
+    of_calls = events.filter(pl.col("name").cast(pl.String) == relu)["attributes"].cast(pl.String)
+    for attributes in map(attributes_of, of_calls):
+        assert attributes["line"].startswith('File "tests/capture/recording/test_rpc.py"')
+        assert attributes["line"].endswith("in calls")
+        assert attributes["num_objects"] in (
+            8,
+            9,
+        )  # two lists of two numbers, the keyword, what holds them
+        assert 0 < attributes["before_ns"] + attributes["after_ns"] < 10**9
 
 
 def test_a_function_that_cannot_be_pickled_fails_as_without_ppprof(
