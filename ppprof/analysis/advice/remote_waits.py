@@ -140,11 +140,11 @@ def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict
     }
     is_sending = sending_ns >= _MOSTLY * wait_ns
     facts["wording"] = "sending" if is_sending else "function"
-    for remedy, found in (("in-turn", _in_turn(waits)), ("uneven", _uneven(waits))):
-        gain_ns = float(found.get("gain_ns") or 0) / num_steps
+    for remedy, gains in (("in-turn", _in_turn(waits)), ("uneven", _uneven(waits))):
+        gain_ns = float(gains.get("gain_ns") or 0) / num_steps
         if gain_ns >= _LEAST_GAIN * wait_ns:
             gain_ns = min(gain_ns, wait_ns)
-            return {**facts, **found, "gain_ns": gain_ns, "remedy": f"config-{remedy}"}
+            return {**facts, **gains, "gain_ns": gain_ns, "remedy": f"config-{remedy}"}
     if num_objects * _OBJECT_NS >= _LEAST_GAIN * wait_ns:
         return {**facts, "remedy": "config-objects"}
     num_calls = longest.height / num_steps

@@ -107,10 +107,7 @@ def test_calls_of_a_window_are_recorded_on_their_worker(workers: None, tmp_path:
     for attributes in map(attributes_of, of_calls):
         assert attributes["line"].startswith('File "tests/capture/recording/test_rpc.py"')
         assert attributes["line"].endswith("in calls")
-        assert attributes["num_objects"] in (
-            8,
-            9,
-        )  # two lists of two numbers, the keyword, what holds them
+        assert 8 <= attributes["num_objects"] <= 12  # two lists of two numbers, in what holds them
         assert 0 < attributes["before_ns"] + attributes["after_ns"] < 10**9
 
 
