@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from importlib import import_module
-from importlib.resources import files
 from typing import Any
 
 EXAMPLES = {
@@ -15,7 +14,7 @@ DESCRIBED = (
     *("advise", "config", "diff", "doctor", "hang"),
     *("memory", "path", "predict", "ranks", "summary"),
 )
-"""The commands with ``--format json``; each has a file or a module in ``ppprof/schemas``."""
+"""The commands with ``--format json``; each has a module in ``ppprof/schemas``."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 def schema_text(name: str) -> str:
     """Return the JSON Schema of a command of `DESCRIBED`, as text with a line for each property."""
-    path = files("ppprof").joinpath("schemas").joinpath(f"{name}.json")
-    if path.is_file():
-        return path.read_text("utf-8")
     return f"{_text(import_module(f'ppprof.schemas.{name}').SCHEMA)}\n"
 
 
