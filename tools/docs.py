@@ -15,9 +15,7 @@ all pages get the output that their commands print now, see `tools.doc_sessions`
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import inspect
 import re
 import sys
 from collections import Counter
@@ -35,6 +33,7 @@ from ppprof.config import ProfilerConfig, WindowSchedule
 from ppprof.config.training import BLOCKS
 from ppprof.config.validation import expected
 from ppprof.report.text.advice import read_catalogue
+from ppprof.schemas.config import docstrings
 from ppprof.units import format_value
 from tools import doc_sessions, doc_trainings
 
@@ -103,7 +102,7 @@ def config_tables(translate: Translate = str) -> str:
     sections = []
     blocks: dict[str, type[Any]] = {"Profiler": ProfilerConfig, "Global": BLOCKS["Global"]}
     for name, block in blocks.items():
-        about = (inspect.getdoc(block) or "").replace("``", "`")
+        about = docstrings(block)[""]
         lines = [f"## {name}\n", f"{translate(about)}\n", *_table(block, "", translate)]
         unused = [f"`{key}`" for key in getattr(block, "UNUSED", ())]
         if unused:
@@ -233,7 +232,7 @@ def _table(block: type[Any], prefix: str, translate: Translate) -> list[str]:
 
 
 def _rows(block: type[Any], prefix: str, translate: Translate) -> Iterator[str]:
-    hints, docs = get_type_hints(block), _docstrings(block)
+    hints, docs = get_type_hints(block), docstrings(block)
     for item in dataclasses.fields(block):
         hint, inner = hints[item.name], _inner(hints[item.name])
         if inner in (None, WindowSchedule) or item.default is None:
@@ -270,20 +269,6 @@ def _bounds(item: dataclasses.Field[Any], translate: Translate) -> str:
     words = {"minimum": ", at least {}", "above": ", more than {}", "maximum": ", at most {}"}
     bounds = ((word, item.metadata.get(name)) for name, word in words.items())
     return "".join(translate(word).format(bound) for word, bound in bounds if bound is not None)
-
-
-def _docstrings(block: type[Any]) -> dict[str, str]:
-    """Return the string under each field of a dataclass."""
-    (tree,) = ast.parse(inspect.getsource(block)).body
-    assert isinstance(tree, ast.ClassDef)
-    docstrings = {}
-    for field, below in zip(tree.body, tree.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            text = below.value if isinstance(below, ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                docstring = " ".join(text.value.split())
-                docstrings[field.target.id] = docstring.replace("``", "`")
-    return docstrings
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib.resources import files
+import json
+from importlib import import_module
+from typing import Any
 
 EXAMPLES = {
     "ppprof schema advise": "the keys of ppprof advise --format json, with their units",
@@ -12,7 +14,7 @@ DESCRIBED = (
     *("advise", "config", "diff", "doctor", "hang"),
     *("memory", "path", "predict", "ranks", "summary"),
 )
-"""The commands with ``--format json``; each has a file in ``ppprof/schemas``."""
+"""The commands with ``--format json``; each has a module in ``ppprof/schemas``."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -36,5 +38,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def schema_text(name: str) -> str:
-    """Return the JSON Schema of a command of `DESCRIBED`, as text."""
-    return files("ppprof").joinpath("schemas").joinpath(f"{name}.json").read_text("utf-8")
+    """Return the JSON Schema of a command of `DESCRIBED`, as text with a line for each property."""
+    return f"{_text(import_module(f'ppprof.schemas.{name}').SCHEMA)}\n"
+
+
+def _text(value: Any, margin: str = "\n") -> str:
+    """Return JSON in which values without inner objects take one line.
+
+    >>> print(_text({"required": ["step"], "properties": {"step": {"type": "integer"}}}))
+    {
+     "required": ["step"],
+     "properties": {
+      "step": {"type": "integer"}
+     }
+    }
+    """
+    is_object = isinstance(value, dict)
+    inner = value.values() if is_object else value if isinstance(value, list) else ()
+    if not any(isinstance(each, dict) for each in inner):
+        return json.dumps(value, ensure_ascii=False)
+    names = [f"{json.dumps(name)}: " for name in value] if is_object else [""] * len(value)
+    start, end = "{}" if is_object else "[]"
+    lines = [f"{margin} {name}{_text(each, margin + ' ')}" for name, each in zip(names, inner)]
+    return f"{start}{','.join(lines)}{margin}{end}"

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import strategies as some
 
 from ppprof.cli.answers import MOST_CHARACTERS, Answers, bounded, definitions
+from ppprof.cli.schema import schema_text
 from ppprof.errors import InputError, UsageError
 from tests.fixtures.findings import TRIGGERS, evaluating, op, thread
 from tests.fixtures.json_schemas import validate
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Thread, span, write
 
-ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "tests/fixtures/runs"
+RUNS = Path(__file__).parents[1] / "fixtures/runs"
 
 
 def asked(tool: Any, **arguments: Any) -> dict[str, Any]:
@@ -45,8 +45,7 @@ def test_answers_are_the_documents_of_the_commands() -> None:
         for document in answer if isinstance(answer, list) else [answer]:
             for added in ("left_off", "messages", "runs", "recorded"):
                 document.pop(added, None)
-        schema = json.loads((ROOT / f"ppprof/schemas/{command}.json").read_text("utf-8"))
-        validate(answer, schema)
+        validate(answer, json.loads(schema_text(command)))
 
 
 @hypothesis.given(

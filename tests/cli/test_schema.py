@@ -15,7 +15,7 @@ import pytest
 from ppprof.capture.doctor import Check
 from ppprof.choices import ALL_VIEWS
 from ppprof.cli import COMMANDS, command_parser
-from ppprof.cli.schema import DESCRIBED
+from ppprof.cli.schema import DESCRIBED, schema_text
 from ppprof.rundir.flight import FlightRing, open_stacks
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
@@ -32,7 +32,7 @@ SOURCES = [*sorted(RUNS.iterdir()), KINETO / "gpu_ddp.json", KINETO / "cpu_small
 
 
 def schema(command: str) -> dict[str, Any]:
-    return json.loads((ROOT / f"ppprof/schemas/{command}.json").read_text("utf-8"))
+    return json.loads(schema_text(command))
 
 
 def checked(cli: Cli, *words: object, code: int = 0) -> Any:
@@ -68,9 +68,7 @@ def test_every_command_with_json_has_a_schema(cli: Cli) -> None:
             with_json.append(command)
     assert sorted(with_json) == [*DESCRIBED]
     for command in DESCRIBED:
-        printed = json.loads(cli.quiet("schema", command))
-        jsonschema.Draft202012Validator.check_schema(printed)
-        assert printed == schema(command)
+        jsonschema.Draft202012Validator.check_schema(json.loads(cli.quiet("schema", command)))
 
 
 UNIT = re.compile(

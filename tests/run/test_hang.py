@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import ppprof
+from ppprof.cli.schema import schema_text
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
 from ppprof.rundir.clocks import Reading, clocks_path, line_of
@@ -24,7 +24,6 @@ from ppprof.topology import Topology
 from tests.conftest import Cli
 from tests.fixtures.json_schemas import validate
 
-PACKAGE = Path(ppprof.__file__).parent
 GROUPS = {0: (0, 1, 2, 3), 1: (0, 1), 2: (2, 3), 3: (0, 1)}
 """Group -> its ranks."""
 
@@ -135,7 +134,7 @@ def test_the_step_from_which_on_ranks_are_shifted(
     assert ("already in step" in verdict) == bool(text)
     assert text in verdict
     document = json.loads(cli("hang", job.run, "--format", "json").out)
-    validate(document, json.loads((PACKAGE / "schemas/hang.json").read_text()))
+    validate(document, json.loads(schema_text("hang")))
     assert (document["uneven"] is not None) == bool(text)
 
 
