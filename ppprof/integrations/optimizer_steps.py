@@ -125,6 +125,8 @@ class OptimizerSteps:
         self._families: list[list[_Optimizer]] = []
         """By number: an optimizer, and others of its class that have replaced it, in this order."""
         self._names: list[str] = []
+        self.has_served = False
+        """Whether another process has called a function of this one by rpc."""
         self.num_optimizers = 0
         """Number of optimizers that have stepped so far, even if they no longer exist."""
         after_import("paddle.optimizer.optimizer", self._watch_creation)
@@ -176,13 +178,16 @@ class OptimizerSteps:
         cls.__init__ = wrapper
 
     def _watch_remote_calls(self, internal: Any) -> None:
-        """Count the steps of each call that this process serves, in the thread that serves it."""
+        """Count the steps of each call that this process serves, in ``num_served`` of the thread that serves it.
+
+        It is None outside of such calls, and in a call that trains.
+        """
         run = internal._run_py_func
 
         @functools.wraps(run)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             state = self._thread_state
-            state.num_served = 0
+            state.num_served, self.has_served = 0, True
             try:
                 return run(*args, **kwargs)
             finally:
@@ -306,11 +311,7 @@ class OptimizerSteps:
     def _step_wrapper(self, method: Callable[..., Any], called: _Called) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            state = self._thread_state
-            if getattr(state, "num_served", None) is not None:
-                state.num_served += 1
-                if state.num_served > _STEPS_OF_A_SERVER:
-                    state.num_served = None
+            self._count_served()
             if not self._is_active:
                 return method(*args, **kwargs)
             self._begin_if_ready()
@@ -330,6 +331,12 @@ class OptimizerSteps:
             return result
 
         return wrapper
+
+    def _count_served(self) -> None:
+        state = self._thread_state
+        num_served = getattr(state, "num_served", None)
+        if num_served is not None:
+            state.num_served = num_served + 1 if num_served < _STEPS_OF_A_SERVER else None
 
     def _ends_step(self, called: list[Any]) -> bool:
         """Return whether an outermost call ends a step; remember ``called`` as one optimizer.

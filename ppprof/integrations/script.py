@@ -307,7 +307,12 @@ class _ScriptSession:
                 "nor made a ProcessMesh of several ranks"
             )
         has_own_session = self._has_own_session or (not self._has_begun and was_attached())
-        if error is None and not (self._num_steps or self._has_hooks or has_own_session):
+        is_silent = error is None and not (self._num_steps or self._has_hooks or has_own_session)
+        if is_silent and self._steps.has_served:
+            log.info(
+                "this process serves calls by rpc: they are recorded with the steps of its callers"
+            )
+        elif is_silent:
             num = self._steps.num_optimizers
             stepped = f"{num or 'no'} optimizer{'s' * (num > 1)} stepped"
             log.warning(
