@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import NUM_GRADIENTS, OF_ONE_LEAF
-
-Shape = tuple[int, ...]
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, OF_ONE_LEAF, attributes_of
 
 CALLED = {
     **dict.fromkeys(("step", "thread"), pl.Int64()),
@@ -81,33 +78,12 @@ def called_operators(profile: Profile) -> pl.DataFrame:
     return called.select(pl.col(name).cast(dtype) for name, dtype in CALLED.items())
 
 
-def shapes_in(text: str | None) -> list[Shape]:
-    """Return the shapes of all tensors in a text of the column ``shapes``, by argument; [] if unknown.
-
-    >>> shapes_in('{"X0":[[4,128]],"X1":[[128]]}'), shapes_in(None)
-    ([(4, 128), (128,)], [])
-    """
-    try:
-        inputs = msgspec.json.decode(text or "{}", type=dict[str, list[tuple[int, ...]]])
-    except msgspec.DecodeError:  # of another program
-        return []
-    return [shape for tensors in inputs.values() for shape in tensors]
-
-
 def _num_gradients(attributes: str) -> int | None:
     """Return the attribute ``gradients`` of a gradient."""
-    found = _decoded(attributes).get(NUM_GRADIENTS)
+    found = attributes_of(attributes).get(NUM_GRADIENTS)
     return found if isinstance(found, int) else None
 
 
 def _is_of_one_leaf(attributes: str) -> bool:
     """Return the attribute ``of_one_leaf`` of a gradient."""
-    return _decoded(attributes).get(OF_ONE_LEAF) is True
-
-
-def _decoded(attributes: str) -> dict[str, object]:
-    """Return attributes; {} for those of another program."""
-    try:
-        return msgspec.json.decode(attributes, type=dict[str, object])
-    except msgspec.DecodeError:
-        return {}
+    return attributes_of(attributes).get(OF_ONE_LEAF) is True

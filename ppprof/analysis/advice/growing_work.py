@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from itertools import chain
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
-from ppprof.analysis.efficiency.operator_work import MOST_WORK
+from ppprof.analysis.efficiency.operator_work import num_elements
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines
 from ppprof.trace.labels import map_texts
+from ppprof.trace.operator_inputs import shapes_by_input
 
 GROWING = {
     **{"name": pl.String, "line": pl.String, "elements": pl.Float64, "more_elements": pl.Float64},
@@ -93,12 +92,5 @@ def growing_operators(profile: Profile) -> pl.DataFrame:
 
 def _elements(text: str) -> int | None:
     """Return the number of elements of all inputs in a text of the column ``shapes``."""
-    try:
-        inputs = msgspec.json.decode(text, type=dict[str, list[list[int]]])
-    except msgspec.DecodeError:  # of another program
-        return None
-    shapes = [shape for each in inputs.values() for shape in each]
-    if any(len(shape) > MOST_DIMS for shape in shapes):
-        return None
-    num = sum(map(math.prod, shapes))
-    return num if 0 <= num < MOST_WORK else None
+    inputs = shapes_by_input(text)
+    return None if inputs is None else num_elements([*chain.from_iterable(inputs.values())])

@@ -28,15 +28,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
-from ppprof.analysis.efficiency.operator_work import MOST_WORK
+from ppprof.analysis.efficiency.operator_work import num_elements
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import attributes_of, shapes_as_shown
+from ppprof.trace.operator_inputs import Shape, attributes_of, shapes_as_shown, shapes_in
 
 WRITTEN_OUT = {
     "row": pl.Int64(),
@@ -223,7 +221,7 @@ def _is_slow(call: _Call) -> bool:
     """Return whether an operator is one of `_SLOW`; of powers, those with another operator: a square and a cube."""
     if call.name not in _SLOW or call.size < _LEAST_ELEMENTS:
         return False
-    return call.name != "pow" or attributes_of(call.attributes or "{}").get("X1") in (2, 3)
+    return call.name != "pow" or attributes_of(call.attributes).get("X1") in (2, 3)
 
 
 def _breaks(call: _Call) -> bool:
@@ -280,7 +278,7 @@ def _name(kind: _Kind, parts: Sequence[_Call], size: int) -> str | None:
 
 def _axes(call: _Call) -> str:
     """Return over which axes a mean is: ``trailing`` ones, all but ``channels``, or "" for others."""
-    value = attributes_of(call.attributes or "{}").get("X1")
+    value = attributes_of(call.attributes).get("X1")
     given = value if isinstance(value, list) else [value]
     axes = {each % call.rank for each in given if type(each) is int and call.rank}
     if len(axes) != len(given):
@@ -357,14 +355,8 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     return WrittenOut(table, [row for match in matches for row in match.rows])
 
 
-def _shapes(text: str | None) -> list[list[int]]:
+def _shapes(text: str | None) -> list[Shape]:
     """Return the shape of each tensor of a text of the column ``shapes``; none if one is no shape."""
-    try:
-        tensors = msgspec.json.decode(text or "{}", type=dict[str, list[list[int]]])
-    except msgspec.DecodeError:
-        return []
-    shapes = [shape for each in tensors.values() for shape in each]
-    is_known = all(
-        len(shape) <= MOST_DIMS and 0 <= math.prod(shape) < MOST_WORK for shape in shapes
-    )
+    shapes = shapes_in(text)
+    is_known = all(num_elements([shape]) is not None for shape in shapes)
     return shapes if is_known else []
