@@ -40,7 +40,7 @@ def called_operators(profile: Profile) -> pl.DataFrame:
         device time if the trace has device events.
     """
     tree = profile.tree
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    time = tree.time_column
     columns = ("step", "shapes", "attributes", "callstack", "forward")
     events = profile.trace.events.select(columns).slice(0, tree.hosts.height)
     of_updates, of_layers, of_gradients = (

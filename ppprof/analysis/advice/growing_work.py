@@ -48,7 +48,7 @@ def growing_operators(profile: Profile) -> pl.DataFrame:
     tree, events = profile.tree, profile.trace.events
     if not len(tree.events.host_rows("Backward")):
         return pl.DataFrame(schema=GROWING)
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    time = tree.time_column
     columns = events.select("step", "shapes", "callstack").slice(0, tree.hosts.height)
     hosts = tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=time).with_columns(
         columns

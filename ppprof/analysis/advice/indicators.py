@@ -674,7 +674,7 @@ class IndicatorBuilder:
         the operators in it, of a module without the modules in it, forward and backward together, and
         of a line that of the operators that it calls, with their gradients.
         """
-        time = "device_ns" if self.on_device else "cpu_ns"
+        time = self.tree.time_column
         phases = self.profile.disjoint_phases
         step = self.step_of_host.gather(phases["row"])
         self.add_names("phase", phases.select(step=step, name="category", time_ns=time))
@@ -879,7 +879,7 @@ class IndicatorBuilder:
         if self.profile.unrecorded_device:
             return {"accumulation_ns": None, "thin_ns": None, "recompute_ns": None}
         hosts = self.tree.hosts
-        time = "device_ns" if self.on_device else "cpu_ns"
+        time = self.tree.time_column
         local = hosts.filter(
             (pl.col("category") != "Operator") & matching(hosts["name"], "^local_")
         )

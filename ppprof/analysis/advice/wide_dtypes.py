@@ -46,9 +46,8 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
     columns = trace.events.select("step", "dtypes", "callstack", "forward").slice(
         0, tree.hosts.height
     )
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     hosts = tree.hosts.select(
-        "row", "thread", "start_ns", pl.col("name").cast(pl.String), time_ns=time
+        *("row", "thread", "start_ns"), pl.col("name").cast(pl.String), time_ns=tree.time_column
     )
     operators = hosts.with_columns(columns).filter(tree.is_outermost_operator)
     operators = operators.with_columns(

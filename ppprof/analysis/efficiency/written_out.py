@@ -331,7 +331,7 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     for number, match in enumerate(matches):
         match_of[list(match.rows)] = number
     forward = profile.trace.events["forward"].slice(0, tree.hosts.height)
-    time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+    time_ns = tree.hosts[tree.time_column].to_numpy()
     sums = np.bincount(match_of[match_of >= 0], time_ns[match_of >= 0], len(matches))
     sums[[match.kind == _OF_GRADIENTS for match in matches]] = 0
     is_node = (forward.is_not_null() & (tree.hosts["category"] == "Operator")).to_numpy()
