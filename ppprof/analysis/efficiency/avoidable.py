@@ -20,6 +20,7 @@ from ppprof.analysis.efficiency.operator_work import (
     work_of_profile,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import Shape, dtype_as_shown, shapes_as_shown, shapes_by_input
 
@@ -48,27 +49,17 @@ def fusible_chains(profile: Profile, others: Sequence[int] = ()) -> pl.DataFrame
         saved_ns, the share of it that the bytes have that are written by one operator and read by
         the next. No rows in a trace without device events.
     """
-    tree = profile.tree
-    if tree.devices.is_empty():
+    if profile.tree.devices.is_empty():
         return pl.DataFrame(schema=CHAINS)
-    events = profile.trace.events
-    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
-    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator").select(
-        "row", "thread", pl.col("name").cast(pl.String), time_ns="device_ns"
-    )
-    calls = hosts.filter(pl.col("name").str.ends_with(" dygraph")).join(
-        work_of_profile(profile), on="row", how="left", maintain_order="left"
-    )
-    calls = calls.with_columns(
-        pl.col("name").str.strip_suffix(" dygraph"),
-        step=events["step"].gather(calls["row"]),
-        shapes=events["shapes"].gather(calls["row"]).cast(pl.String),
-    ).sort("thread", "row")
+    calls = python_calls(profile).filter(~pl.col("in_optimization"))
+    calls = calls.join(work_of_profile(profile), "row", "left", maintain_order="left")
     if calls["bytes"].count() < 2:
         return pl.DataFrame(schema=CHAINS)
-    dtypes = events["dtypes"].gather(calls["row"])
     calls = calls.with_columns(
-        item_bytes=map_texts(dtypes, lambda text: item_bytes(dtype_as_shown(text)), pl.Int64),
+        pl.col("shapes").cast(pl.String),
+        item_bytes=map_texts(
+            calls["dtypes"], lambda text: item_bytes(dtype_as_shown(text)), pl.Int64
+        ),
         size=map_texts(calls["shapes"], _size, pl.Int64),
         fits=map_texts(calls["name"], is_pointwise, pl.Boolean)
         & (pl.col("time_ns") > 0)

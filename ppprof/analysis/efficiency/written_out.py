@@ -33,6 +33,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import num_elements
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import Shape, attributes_of, shapes_as_shown, shapes_in
 
@@ -156,18 +157,11 @@ def written_out(profile: Profile, others: Iterable[int] = ()) -> WrittenOut:
         others: rows of operators that are a part of none.
     """
     nothing = WrittenOut(pl.DataFrame(schema=WRITTEN_OUT), ())
-    tree, events = profile.tree, profile.trace.events
-    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
-    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator")
-    calls = hosts.select("row", "thread", pl.col("name").cast(pl.String))
-    calls = calls.filter(pl.col("name").str.ends_with(" dygraph"))
-    inputs = events.select("step", pl.col("shapes", "dtypes", "attributes").cast(pl.String))
-    inputs = inputs[calls["row"]]
-    calls = calls.hstack(inputs).filter(pl.col("step").is_not_null()).sort("thread", "row")
+    calls = python_calls(profile).filter(~pl.col("in_optimization")).drop_nulls("step")
     if calls["shapes"].count() == 0:
         return nothing
-    calls = calls.with_columns(pl.col("name").str.strip_suffix(" dygraph"))
-    on_device, taken = not tree.devices.is_empty(), set(others)
+    calls = calls.with_columns(pl.col("shapes", "dtypes", "attributes").cast(pl.String))
+    on_device, taken = not profile.tree.devices.is_empty(), set(others)
     matches = [
         match
         for (_, step), own in calls.group_by("thread", "step", maintain_order=True)
