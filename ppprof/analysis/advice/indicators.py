@@ -185,8 +185,8 @@ NAMES = {
     "time_ns": pl.Int64,
 }
 """Columns of a table with one row per step, kind, subject and name. ``subject``: what a name belongs to; "" of
-most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
-gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
+most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a tiny kernel), copy (name of the
+host event around a blocking copy), accumulation (name of a gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside by statement [statement of the training that calls it] (likewise), without gradients (likewise, the statements,
