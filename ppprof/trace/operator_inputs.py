@@ -17,13 +17,16 @@ Sources: OperatorSupplementEventProto of paddle/fluid/platform/profiler/dump/nod
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import polars as pl
 
 from ppprof.trace.labels import map_texts
+
+Shape = tuple[int, ...]
+"""The sizes of a tensor's dims."""
 
 INPUT_KEYS = {
     **{"shapes": "input_shapes", "dtypes": "input_dtypes", "attributes": "attributes"},
@@ -67,16 +70,52 @@ OWN_ATTRIBUTES = frozenset(
 """Attributes that ppprof has added: no argument of an operator has their names."""
 
 
-def attributes_of(text: str) -> Mapping[str, Any]:
-    """Return the attributes of an event; none for a text of another program.
+def attributes_of(text: str | None) -> Mapping[str, Any]:
+    """Return the attributes of an event; {} without any, or for a text of another program.
 
-    >>> attributes_of('{"layer":"encoder"}')
-    {'layer': 'encoder'}
+    >>> attributes_of('{"layer":"encoder"}'), attributes_of(None)
+    ({'layer': 'encoder'}, {})
     """
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.DecodeError:
         return {}
+
+
+def shapes_by_input(text: str | None) -> Mapping[str, Sequence[Shape]] | None:
+    """Return name of the input -> shapes of its tensors, by a text of the column ``shapes``.
+
+    {} without a text; None for a text of another program.
+
+    >>> shapes_by_input('{"X0":[[4,128]],"X1":[[128]]}')
+    {'X0': [(4, 128)], 'X1': [(128,)]}
+    """
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, list[Shape]])
+    except msgspec.DecodeError:
+        return None
+
+
+def shapes_in(text: str | None) -> list[Shape]:
+    """Return the shapes of all tensors in a text of the column ``shapes``, by input; [] if unknown.
+
+    >>> shapes_in('{"X0":[[4,128]],"X1":[[128]]}'), shapes_in(None)
+    ([(4, 128), (128,)], [])
+    """
+    return [shape for tensors in (shapes_by_input(text) or {}).values() for shape in tensors]
+
+
+def dtypes_in(text: str | None) -> list[str]:
+    """Return the dtypes of all tensors in a text of the column ``dtypes``, by input; [] if unknown.
+
+    >>> dtypes_in('{"Ids":["int64"],"W":["float32"]}')
+    ['int64', 'float32']
+    """
+    try:
+        inputs = msgspec.json.decode(text or "{}", type=dict[str, list[str]])
+    except msgspec.DecodeError:  # of another program
+        return []
+    return [dtype for dtypes in inputs.values() for dtype in dtypes]
 
 
 _GRADIENT = re.compile(r"(Global_)?(\w+?)GradNode(Final)?")
@@ -150,10 +189,7 @@ def name_of_layer(attributes: str) -> str | None:
     >>> name_of_layer('{"layer":"blocks.0.mlp"}'), name_of_layer('{"axis":-1}')
     ('blocks.0.mlp', None)
     """
-    try:
-        name = msgspec.json.decode(attributes, type=dict[str, Any]).get(LAYER)
-    except msgspec.DecodeError:  # of another program
-        return None
+    name = attributes_of(attributes).get(LAYER)
     return name if isinstance(name, str) else None
 
 
@@ -168,11 +204,10 @@ def shapes_as_shown(shapes: str) -> str:
     >>> shapes_as_shown('{"X0":[[4,128]],"X1":[[128,64]]}')
     '[4,128] [128,64]'
     """
-    try:
-        inputs = msgspec.json.decode(shapes, type=dict[str, list[list[int]]])
-    except msgspec.DecodeError:  # of another program
+    inputs = shapes_by_input(shapes)
+    if inputs is None:  # of another program
         return shapes
-    each = [shape for tensors in inputs.values() for shape in tensors]
+    each = (shape for tensors in inputs.values() for shape in tensors)
     return " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
 
 
@@ -182,11 +217,7 @@ def dtype_as_shown(dtypes: str | None) -> str | None:
     >>> dtype_as_shown('{"Ids":["int64"],"W":["float32"]}')
     'float32'
     """
-    try:
-        inputs = msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]])
-    except msgspec.DecodeError:
-        return None
-    each = [dtype for names in inputs.values() for dtype in names]
+    each = dtypes_in(dtypes)
     return next(iter((*(dtype for dtype in each if "float" in dtype), *each)), None)
 
 

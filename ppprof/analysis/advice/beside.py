@@ -8,7 +8,6 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
-from ppprof.analysis.advice.indicators import BESIDE_IN
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.profile.step_basis import NOT_RECORDED
 from ppprof.trace import GARBAGE_COLLECTION
@@ -72,7 +71,9 @@ def without_gradients(evidence: Evidence) -> list[Finding]:
     if evidence.indicator_means["idle_ns"].count():
         return []
     findings: list[Finding] = []
-    lines = _with_samples(evidence, "without gradients")
+    samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
+    lines = evidence.names("without gradients").select("name", "time_ns", samples=samples)
+    lines = lines.filter(pl.col("samples") >= _least_samples(evidence))
     for line, time_ns, samples in lines.select("name", "time_ns", "samples").iter_rows():
         if time_ns >= LEAST_BESIDE * evidence.step_ns:
             facts = {"line": line, "without_ns": time_ns, "samples": samples}
@@ -89,23 +90,17 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
     that has no processor keeps the interpreter's lock, so that its time may count for the line in which it
     gives it away.
     """
-    schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
-    lines = [
-        _with_samples(evidence, kind, of_each=False).with_columns(
-            statement=pl.lit(kind.removeprefix(BESIDE_IN))
-        )
-        for kind in evidence.kinds(BESIDE_IN)
-    ]
-    found = pl.concat([pl.DataFrame(schema=schema), *(each.select(*schema) for each in lines)])
-    return found.sort("time_ns", "name", descending=[True, False])
+    lines = evidence.named(evidence.typical_indicators, "beside by statement")
+    found = lines.group_by("name", statement="subject").agg(
+        samples=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum() / evidence.num_steps
+    )
+    found = found.filter(pl.col("samples").sum().over("statement") >= _least_samples(evidence))
+    found = found.sort("time_ns", "name", "statement", descending=[True, False, False])
+    return found.select("statement", "name", "samples", "time_ns")
 
 
-def _with_samples(evidence: Evidence, kind: str, *, of_each: bool = True) -> pl.DataFrame:
-    """Return the lines of a kind with enough samples, each or all together: name, time_ns, samples."""
-    least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
-    samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
-    lines = evidence.names(kind).select("name", "time_ns", samples=samples)
-    return lines.filter((pl.col("samples") if of_each else pl.col("samples").sum()) >= least)
+def _least_samples(evidence: Evidence) -> int:
+    return FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
 
 
 def _sum_or_none(numbers: pl.Series) -> float | None:

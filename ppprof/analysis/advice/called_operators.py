@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile, once
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import NUM_GRADIENTS, OF_ONE_LEAF
-
-Shape = tuple[int, ...]
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, OF_ONE_LEAF, attributes_of
 
 CALLED = {
     **dict.fromkeys(("step", "thread"), pl.Int64()),
@@ -21,8 +19,6 @@ CALLED = {
     **dict.fromkeys(("is_of_one_leaf", "in_layer", "in_backward"), pl.Boolean()),
 }
 """Columns of `called_operators`."""
-
-_CALLED = " dygraph"
 
 
 @once
@@ -43,21 +39,13 @@ def called_operators(profile: Profile) -> pl.DataFrame:
         device time if the trace has device events.
     """
     tree = profile.tree
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
-    columns = ("step", "shapes", "attributes", "callstack", "forward")
-    events = profile.trace.events.select(columns).slice(0, tree.hosts.height)
-    of_updates, of_layers, of_gradients = (
-        pl.Series(tree.below(tree.events.host_rows(category)))
-        for category in ("Optimization", "Forward", "Backward")
-    )
+    events = profile.trace.events.select("attributes", "forward").slice(0, tree.hosts.height)
     hosts = tree.hosts.select(
-        *("thread", "start_ns", "category"),
+        *("start_ns", "category"),
         row=pl.col("row").cast(pl.Int64),
         name=pl.col("name").cast(pl.String),
         parent=pl.col("parent").cast(pl.Int64),
-        time_ns=pl.col(time).cast(pl.Int64),
-        in_layer=of_layers,
-        in_backward=of_gradients,
+        time_ns=pl.col(tree.time_column).cast(pl.Int64),
     ).with_columns(events)
     local = hosts.filter(pl.col("name").str.starts_with("Local_")).drop_nulls("parent")
     local = local.group_by(gradient_row="parent").agg(local_ns=pl.col("time_ns").sum())
@@ -73,41 +61,20 @@ def called_operators(profile: Profile) -> pl.DataFrame:
     gradients = gradients.join(local, "gradient_row", "left").with_columns(
         gradient_ns=pl.coalesce("local_ns", "summed_gradient_ns")
     )
-    called = hosts.filter(
-        pl.Series(tree.is_outermost_operator) & ~of_updates, pl.col("name").str.ends_with(_CALLED)
-    ).drop_nulls("step")
-    called = called.with_columns(pl.col("name").str.strip_suffix(_CALLED).str.strip_suffix("_"))
+    called = python_calls(profile).filter("is_outermost", ~pl.col("in_optimization"))
+    called = called.drop_nulls("step").with_columns(
+        pl.col("row").cast(pl.Int64), pl.col("name").str.strip_suffix("_")
+    )
     called = called.join(gradients, "row", "left").sort("step", "thread", "start_ns")
     return called.select(pl.col(name).cast(dtype) for name, dtype in CALLED.items())
 
 
-def shapes_in(text: str | None) -> list[Shape]:
-    """Return the shapes of all tensors in a text of the column ``shapes``, by argument; [] if unknown.
-
-    >>> shapes_in('{"X0":[[4,128]],"X1":[[128]]}'), shapes_in(None)
-    ([(4, 128), (128,)], [])
-    """
-    try:
-        inputs = msgspec.json.decode(text or "{}", type=dict[str, list[tuple[int, ...]]])
-    except msgspec.DecodeError:  # of another program
-        return []
-    return [shape for tensors in inputs.values() for shape in tensors]
-
-
 def _num_gradients(attributes: str) -> int | None:
     """Return the attribute ``gradients`` of a gradient."""
-    found = _decoded(attributes).get(NUM_GRADIENTS)
+    found = attributes_of(attributes).get(NUM_GRADIENTS)
     return found if isinstance(found, int) else None
 
 
 def _is_of_one_leaf(attributes: str) -> bool:
     """Return the attribute ``of_one_leaf`` of a gradient."""
-    return _decoded(attributes).get(OF_ONE_LEAF) is True
-
-
-def _decoded(attributes: str) -> dict[str, object]:
-    """Return attributes; {} for those of another program."""
-    try:
-        return msgspec.json.decode(attributes, type=dict[str, object])
-    except msgspec.DecodeError:
-        return {}
+    return attributes_of(attributes).get(OF_ONE_LEAF) is True

@@ -94,7 +94,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     rows = _lines_of_axis(evidence, axis, each_ns)
     facts: dict[str, Fact] = {
         "axis": axis,
-        "line": evidence.first_name(f"communication {axis}"),
+        "line": evidence.first_name("communication line", axis),
         "exposed_ns": each_ns,
         "communication_ns": mean_of(ranks, whole),
         "transfer_ns": transfer_ns,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.called_operators import Shape, called_operators, shapes_in
+from ppprof.analysis.advice.called_operators import called_operators
 from ppprof.analysis.efficiency.operator_work import Product, family_of, product_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int64
-from ppprof.trace.operator_inputs import shapes_as_shown
+from ppprof.trace.operator_inputs import Shape, attributes_of, shapes_as_shown, shapes_in
 
 MOST_KEPT = 0.5
 """Share of the rows. If more are used, the others are not worth a change."""
@@ -215,7 +214,7 @@ class _Calls:
             depth = index[-1] if index else 0
             is_of_rows = 0 < depth < len(whole)
             return math.prod((*index[:-1], *whole[depth:-1])) if is_of_rows else None
-        known = self._known(taker)
+        known = attributes_of(self.attributes[taker])
         axis = next((known[name] for name in ("X2", "axis", "dim") if name in known), 0)
         if not isinstance(axis, int) or not -len(whole) <= axis < len(whole) - 1 or axis == -1:
             return None
@@ -244,7 +243,7 @@ class _Calls:
         shapes = self.inputs(user)
         if len(shapes) < 2 or len(shapes[1]) != 2 or (self.num_gradients[user] or 0) < 2:
             return []  # an input without a gradient is a sample
-        known, whole = self._known(user), self.inputs(taker)
+        known, whole = attributes_of(self.attributes[user]), self.inputs(taker)
         is_transposed = any(known.get(name) is True for name in _TRANSPOSES)
         return [] if is_transposed and (not whole or _is_part(shapes[1], whole[0])) else shapes[:1]
 
@@ -253,19 +252,12 @@ class _Calls:
         mask, elements = self.inputs(taker)[1:2], self.inputs(user)[:1]
         if not mask or not elements or len(elements[0]) != 1 or elements[0][0] % product.n:
             return None
-        known = self._known(user)
+        known = attributes_of(self.attributes[user])
         shape = next((known[name] for name in ("X1", "shape") if name in known), None)
         width = shape[-1] if isinstance(shape, list) and len(shape) > 1 else None
         is_shaped = self.names[user] == "reshape" and width == product.n
         is_of_rows = mask[0][-1:] == (1,) or is_shaped
         return elements[0][0] // product.n if is_of_rows else None
-
-    def _known(self, number: int) -> dict[str, Any]:
-        """Return the attributes of a call; {} if unknown."""
-        try:
-            return msgspec.json.decode(self.attributes[number] or "{}", type=dict[str, Any])
-        except msgspec.DecodeError:  # of another program
-            return {}
 
     def key(self, number: int) -> tuple[str, str | None]:
         """Return name and line of a call, or its inputs without a known line: others are computed in the same way."""

@@ -351,8 +351,8 @@ class Evidence:
         """Return the median over ranks of a column of `indicator_means`; 0 if all are missing."""
         return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
-    def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
-        """Return the names of one kind with their calls and times, the largest first.
+    def names(self, kind: str, by: str = "time_ns", subject: str | None = None) -> pl.DataFrame:
+        """Return the names of one kind with their calls and times, the largest first; of one subject if given.
 
         Returns:
             name, calls and time_ns (float64, per typical step of an average rank), sorted by ``by``,
@@ -360,6 +360,8 @@ class Evidence:
             half of the steps: elsewhere such time is chance.
         """
         named = self.named(self.typical_indicators, kind)
+        if subject is not None:
+            named = named.filter(subject=subject)
         num = self.num_steps
         sums = (
             named.group_by("name")
@@ -391,13 +393,6 @@ class Evidence:
             time_ns = pl.col("time_ns") - pl.col("wait_ns").fill_null(0)
             named = named.with_columns(time_ns=time_ns).filter(pl.col("time_ns") > 0)
         return named.select(*NAMES)
-
-    def kinds(self, prefix: str) -> list[str]:
-        """Return the kinds of names that begin with a prefix, sorted."""
-        kinds = {
-            each for own in self.typical_indicators.values() for each in own.names["what"].unique()
-        }
-        return sorted(kind for kind in kinds if kind.startswith(prefix))
 
     def with_time(self, finding: Finding) -> Finding:
         """Return a finding with the longest step that shows it; unchanged without a trace."""
@@ -432,9 +427,9 @@ class Evidence:
         source = tuple((n, known[n]) for n in around if n in known)
         return dataclasses.replace(finding, source=source if number in known else ())
 
-    def first_name(self, kind: str) -> str | None:
-        """Return the name of a kind with the largest time; None without one."""
-        names = self.names(kind)
+    def first_name(self, kind: str, subject: str | None = None) -> str | None:
+        """Return the name of a kind, and of a subject if given, with the largest time; None without one."""
+        names = self.names(kind, subject=subject)
         return None if names.is_empty() else str(names["name"][0])
 
     @cached_property

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from itertools import chain
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
-from ppprof.analysis.efficiency.operator_work import MOST_WORK
+from ppprof.analysis.efficiency.operator_work import num_elements
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.analysis.profile.python_lines import call_lines
 from ppprof.trace.labels import map_texts
+from ppprof.trace.operator_inputs import shapes_by_input
 
 GROWING = {
     **{"name": pl.String, "line": pl.String, "elements": pl.Float64, "more_elements": pl.Float64},
@@ -46,30 +46,28 @@ def growing_operators(profile: Profile) -> pl.DataFrame:
         the device if the trace has device events) and more_ns (a step: the lower one of the slope of the times and of what the
         elements say). No rows with fewer than `LEAST_GROWING` steps, without a Backward, without shapes, or if most of the work grows.
     """
-    tree, events = profile.tree, profile.trace.events
-    if not len(tree.events.host_rows("Backward")):
+    tree, events = profile.tree, profile.tree.events
+    if not len(events.host_rows("Backward")):
         return pl.DataFrame(schema=GROWING)
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
-    columns = events.select("step", "shapes", "callstack").slice(0, tree.hosts.height)
-    hosts = tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=time).with_columns(
-        columns
-    )
-    calls = hosts.filter(tree.is_outermost_operator).drop_nulls("step")
+    phases = tree.innermost(events.host_rows("Optimization", "Forward", "Backward"))
+    # The calls of a closure in an Optimization count: their innermost phase is another one.
+    is_update = np.isin(phases, events.host_rows("Optimization"))
+    is_counted = tree.is_outermost_operator & ~is_update
+    step = events.step[: events.num_hosts][is_counted]
+    num_steps = len(np.unique(step[step >= 0]))
+    if num_steps < LEAST_GROWING:
+        return pl.DataFrame(schema=GROWING)
+    calls = python_calls(profile)
+    calls = calls.filter(pl.Series(is_counted)[calls["row"]]).drop_nulls("step")
     calls = calls.with_columns(elements=map_texts(calls["shapes"], _elements, pl.Int64))
-    phases = tree.innermost(tree.events.host_rows("Optimization", "Forward", "Backward"))
-    is_update = np.isin(phases, tree.events.host_rows("Optimization"))[calls["row"].to_numpy()]
-    calls = calls.filter(~pl.Series(is_update))
-    steps = np.sort(calls["step"].unique().to_numpy())
-    if len(steps) < LEAST_GROWING:
-        return pl.DataFrame(schema=GROWING)
-    calls = calls.drop_nulls("elements").filter(pl.col("name").str.ends_with(" dygraph"))
+    calls = calls.drop_nulls("elements")
     of_step = calls.group_by("name", "callstack", "step").agg(pl.col("elements", "time_ns").sum())
     rows = []
     for (name, stack), own in of_step.sort("step").group_by(
         "name", "callstack", maintain_order=True
     ):
         more = np.diff(own["elements"].to_numpy())
-        if own.height < len(steps) or more.min() <= 0 or more.min() < _EVEN * more.max():
+        if own.height < num_steps or more.min() <= 0 or more.min() < _EVEN * more.max():
             continue
         times, elements = (
             own[column].to_numpy().astype(float) for column in ("time_ns", "elements")
@@ -80,25 +78,17 @@ def growing_operators(profile: Profile) -> pl.DataFrame:
         rows.append((name, stack, elements[-1], more_elements, mean_ns, max(0.0, more_ns)))
     schema = {"name": pl.String, "callstack": pl.String, **dict(list(GROWING.items())[2:])}
     table = pl.DataFrame(rows, schema, orient="row")
-    if table["time_ns"].sum() * len(steps) >= _MOST_GROWS * float(calls["time_ns"].sum()):
+    if table["time_ns"].sum() * num_steps >= _MOST_GROWS * float(calls["time_ns"].sum()):
         return pl.DataFrame(schema=GROWING)
     lines = call_lines(profile, table["callstack"])
     line = pl.col("callstack").replace_strict(lines, default=None, return_dtype=pl.String)
-    function = pl.col("name").str.strip_suffix(" dygraph")
     table = table.with_columns(
-        line=line, name=pl.concat_str(function, line, separator=", ", ignore_nulls=True)
+        line=line, name=pl.concat_str("name", line, separator=", ", ignore_nulls=True)
     )
     return table.select(*GROWING).cast(GROWING).sort("more_ns", "name", descending=[True, False])  # type: ignore[arg-type]
 
 
 def _elements(text: str) -> int | None:
     """Return the number of elements of all inputs in a text of the column ``shapes``."""
-    try:
-        inputs = msgspec.json.decode(text, type=dict[str, list[list[int]]])
-    except msgspec.DecodeError:  # of another program
-        return None
-    shapes = [shape for each in inputs.values() for shape in each]
-    if any(len(shape) > MOST_DIMS for shape in shapes):
-        return None
-    num = sum(map(math.prod, shapes))
-    return num if 0 <= num < MOST_WORK else None
+    inputs = shapes_by_input(text)
+    return None if inputs is None else num_elements([*chain.from_iterable(inputs.values())])

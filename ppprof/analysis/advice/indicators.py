@@ -180,21 +180,22 @@ launches."""
 NAMES = {
     "step": pl.Int64,
     "what": pl.String,
+    "subject": pl.String,
     "name": pl.String,
     "calls": pl.Int64,
     "time_ns": pl.Int64,
 }
-"""Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
-a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
-gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
+"""Columns of a table with one row per step, kind, subject and name. ``subject``: what a name belongs to; "" of
+most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a tiny kernel), copy (name of the
+host event around a blocking copy), accumulation (name of a gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
-beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
+beside by statement [statement of the training that calls it] (likewise), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
-what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), CALLER and EARLIER of one (the lines of
+what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), caller and earlier [name of repeated] (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
 with the time of its gradients; or whose optimizer clears them), unneeded passing (likewise, where gradients of other layers pass through it), unneeded
-cleared (those whose optimizer clears them), collection (a line in
+cleared (those whose optimizer clears them), caller [name of unneeded cleared] (line that calls the function of its line), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
@@ -204,15 +205,15 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
-are their rows, and those that are used), LINE_OF a product and TAKER_OF it (lines that compute it, and that take rows), PENALTY a form (operators of penalties on
+are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
 parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
-parts (likewise, with the time of the operators), written KIND (lines that call it), PENALTY_LINE a form (line that calls them), table (operators on an embedding's table, with the time of rows that do
+parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
-loader calls the line, but not to read or to collate samples), communication AXIS (likewise, of threads that end steps, while they communicate over
+loader calls the line, but not to read or to collate samples), communication line [axis] (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer or operator that is computed again in a Backward), of_layer (line that calls its operators, or the operator), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
@@ -222,17 +223,6 @@ _FETCHER = "paddle.io.dataloader.fetcher"
 """Where Paddle's loader reads and collates samples. It calls samplers elsewhere."""
 _COMPUTES = 0.1
 """Share of a line's time in layers, or in operators, from which all of it may be for them: noise for a teacher, a metric of its result."""
-BESIDE_IN = "beside in "
-"""What the kinds of lines beside the training begin with that are of one statement."""
-
-LINE_OF, TAKER_OF = "discarded line of ", "discarded taker of "
-"""What the kinds of lines begin with that compute a product with unused rows, and that take the others."""
-
-PENALTY, PENALTY_LINE = "penalty of form ", "penalty line of form "
-"""What the kinds of operators of penalties of a form begin with, and of the line that calls them."""
-
-CALLER, EARLIER = "caller of repeated ", "earlier call of repeated "
-"""What the kinds of lines begin with that call the function of a repeated call, and that called the layer before."""
 
 MEMORY = {
     "place": pl.String,
@@ -304,8 +294,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         steps_ns = int(np.subtract(*builder.extents[::-1]).sum())
         computing, beside = _computing(named, steps_ns)
         builder.add_names("without gradients", computing.with_columns(name="caller"))
-        for (statement,), lines in beside.group_by("statement", maintain_order=True):
-            builder.add_names(f"{BESIDE_IN}{statement}", lines)
+        builder.add_names("beside by statement", beside.with_columns(subject="statement"))
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
         waits_ns += int(time.beside["dur_ns"].sum())
@@ -529,18 +518,23 @@ class IndicatorBuilder:
 
         Args:
             kind: the value of the column what: ``copy``.
-            events: one row per event: step, name, time_ns, and calls if it stands for several. Events without a step are dropped.
+            events: one row per event: step, name, time_ns; calls if it stands for several; and subject if the kind
+                has one. Events without a step are dropped.
         """
-        calls = [] if "calls" in events.columns else [pl.lit(1, pl.Int64).alias("calls")]
-        events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String), *calls)
-        rows = events.group_by("step", "name").agg(
+        others = {"calls": pl.lit(1, pl.Int64), "subject": pl.lit("")}
+        missing = {
+            column: value for column, value in others.items() if column not in events.columns
+        }
+        events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String), **missing)
+        events = events.with_columns(pl.col("subject").cast(pl.String).fill_null(""))
+        rows = events.group_by("step", "subject", "name").agg(
             calls=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum()
         )
         if kind in _OF_MODEL:
             totals = rows.group_by("name").agg(pl.col("time_ns").sum())
             largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)
             rows = rows.join(largest, "name", "semi")
-        named = rows.sort("step", "name").with_columns(what=pl.lit(kind))
+        named = rows.sort("step", "subject", "name").with_columns(what=pl.lit(kind))
         self.names.append(named.select(*NAMES))
 
     def add_repeated_calls(self) -> None:
@@ -549,10 +543,9 @@ class IndicatorBuilder:
         self.add_names("repeated", calls)
         self.add_names("repeated layer", calls.with_columns(name="layer").drop_nulls("name"))
         self.add_names("repeated function", calls.filter(pl.col("layer").is_null()))
-        for (name,), same in calls.group_by("name", maintain_order=True):
-            for prefix, column in ((CALLER, "caller"), (EARLIER, "earlier")):
-                lines = same.with_columns(name=column).drop_nulls("name")
-                self.add_names(f"{prefix}{name}", lines)
+        for kind in ("caller", "earlier"):
+            lines = calls.with_columns(subject="name", name=kind).drop_nulls("name")
+            self.add_names(kind, lines)
 
     def add_unneeded(self) -> None:
         """Add the layers whose gradients are unused."""
@@ -561,8 +554,8 @@ class IndicatorBuilder:
         self.add_names("unneeded", nodes)
         self.add_names("unneeded passing", nodes.filter("passes"))
         self.add_names("unneeded cleared", cleared)
-        for (name,), same in cleared.drop_nulls("caller").group_by("name", maintain_order=True):
-            self.add_names(f"{CALLER}{name}", same.with_columns(name="caller"))
+        callers = cleared.with_columns(subject="name", name="caller").drop_nulls("name")
+        self.add_names("caller", callers)
 
     def add_samples(self) -> None:
         """Add the lines of the user's code by samples: of stepping threads, and of others that load."""
@@ -593,7 +586,8 @@ class IndicatorBuilder:
         self.add_names("backward", lines.select(*named, time_ns="dur_ns"))
         for axis, calls in self._communication():
             lines = of_steps.filter(pl.Series(contains(calls, time_ns)))
-            self.add_names(f"communication {axis}", lines.select(*named, time_ns="dur_ns"))
+            lines = lines.select(*named, subject=pl.lit(axis), time_ns="dur_ns")
+            self.add_names("communication line", lines)
 
     def _communication(self) -> Iterator[tuple[str, Intervals]]:
         """Yield each axis, and when a thread communicates over it or launches that."""
@@ -621,16 +615,16 @@ class IndicatorBuilder:
         )
 
     def in_lines(self, operators: pl.DataFrame) -> pl.DataFrame:
-        """Return step, name and time_ns of operators, named by the lines that call them where known.
+        """Return step, name, time_ns and subject of operators, named by the lines that call them where known.
 
         Args:
-            operators: row (of ``tree.hosts``), step, time_ns.
+            operators: row (of ``tree.hosts``), step, time_ns, and subject if they have one.
         """
         stacks = self.profile.trace.events["callstack"].gather(operators["row"])
         names = call_lines(self.profile, stacks)
         line = pl.col("line").replace_strict(names, default=None, return_dtype=pl.String)
         called = operators.with_columns(line=stacks.cast(pl.String))
-        return called.select("step", "time_ns", name=line).drop_nulls("name")
+        return called.select("step", "time_ns", "^subject$", name=line).drop_nulls("name")
 
     def add_discarded(self) -> pl.DataFrame:
         """Add the products with rows that nothing uses, their rows, and their lines; return them."""
@@ -640,9 +634,9 @@ class IndicatorBuilder:
         for kind in ("rows", "kept"):
             self.add_names(f"discarded {kind}", products.with_columns(calls=kind, name="product"))
         self.add_names("discarded by", found.with_columns(name="product"))
-        for (product,), own in found.group_by("product", maintain_order=True):
-            for prefix, row in ((LINE_OF, "product_row"), (TAKER_OF, "taker_row")):
-                self.add_names(f"{prefix}{product}", self.in_lines(own.with_columns(row=row)))
+        for kind, row in (("line", "product_row"), ("taker", "taker_row")):
+            lines = self.in_lines(found.with_columns(row=row, subject="product"))
+            self.add_names(f"discarded {kind}", lines)
         return found
 
     def add_written_out(self, others: pl.Series) -> Sequence[int]:
@@ -653,11 +647,10 @@ class IndicatorBuilder:
         if self.profile.unrecorded_device:
             return ()
         found = written_out(self.profile, others)
-        table = found.table
-        self.add_names("written", table.with_columns(time_ns="saved_ns"))
-        self.add_names("written parts", table)
-        for (kind,), own in table.group_by("kind", maintain_order=True):
-            self.add_names(f"written {kind}", self.in_lines(own.with_columns(time_ns="saved_ns")))
+        saved = found.table.with_columns(time_ns="saved_ns")
+        self.add_names("written", saved)
+        self.add_names("written parts", found.table)
+        self.add_names("written line", self.in_lines(saved.with_columns(subject="kind")))
         return found.rows
 
     def add_penalties(self) -> pl.Series:
@@ -667,11 +660,12 @@ class IndicatorBuilder:
         forms = found.with_columns(name="form", calls=calls)
         self.add_names("penalty form", forms)
         self.add_names("penalty of some", forms.filter("is_of_some"))
-        for (form,), own in found.group_by("form", maintain_order=True):
-            self.add_names(f"{PENALTY}{form}", own)
+        found = found.with_columns(subject="form")
+        self.add_names("penalty", found)
+        for _, own in found.group_by("form", maintain_order=True):
             line = line_of_operators(self.profile, own["called_row"])
             if line is not None:
-                self.add_names(f"{PENALTY_LINE}{form}", own.with_columns(name=pl.lit(line)))
+                self.add_names("penalty line", own.with_columns(name=pl.lit(line)))
         return found["row"]
 
     def add_largest(self) -> None:
@@ -681,7 +675,7 @@ class IndicatorBuilder:
         the operators in it, of a module without the modules in it, forward and backward together, and
         of a line that of the operators that it calls, with their gradients.
         """
-        time = "device_ns" if self.on_device else "cpu_ns"
+        time = self.tree.time_column
         phases = self.profile.disjoint_phases
         step = self.step_of_host.gather(phases["row"])
         self.add_names("phase", phases.select(step=step, name="category", time_ns=time))
@@ -886,7 +880,7 @@ class IndicatorBuilder:
         if self.profile.unrecorded_device:
             return {"accumulation_ns": None, "thin_ns": None, "recompute_ns": None}
         hosts = self.tree.hosts
-        time = "device_ns" if self.on_device else "cpu_ns"
+        time = self.tree.time_column
         local = hosts.filter(
             (pl.col("category") != "Operator") & matching(hosts["name"], "^local_")
         )

@@ -8,7 +8,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
-from ppprof.analysis.advice.indicators import CALLER, EARLIER, MEMORY
+from ppprof.analysis.advice.indicators import MEMORY
 from ppprof.analysis.advice.repeated_gradients import UNKNOWN
 
 NEAR_RATIO = 0.90
@@ -144,8 +144,8 @@ def repeated_call(evidence: Evidence) -> list[Finding]:
         "again_ns": cost_ns,
         "layer": name,
         "num_again": max(1, round(num)),
-        "caller": evidence.first_name(f"{CALLER}{name}"),
-        "earlier": evidence.first_name(f"{EARLIER}{name}"),
+        "caller": evidence.first_name("caller", name),
+        "earlier": evidence.first_name("earlier", name),
         "num_others": len(of_layers) + len(of_functions) - 1 or None,
         **({"wording": "function", "remedy": "code-function"} if is_function else {}),
     }
@@ -173,7 +173,7 @@ def unused_gradients(evidence: Evidence) -> list[Finding]:
     facts: dict[str, Fact] = {
         "unused_ns": cost_ns,
         "layer": layer,
-        "caller": evidence.first_name(f"{CALLER}{layer}") if is_cleared else None,
+        "caller": evidence.first_name("caller", layer) if is_cleared else None,
         "num_others": layers.height - 1 or None,
         "remedy": f"code{'-cleared' * is_cleared}{'-passing' * is_passing}",
         **({"wording": "cleared"} if is_cleared else {}),

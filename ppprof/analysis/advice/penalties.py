@@ -8,14 +8,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import polars as pl
 
-from ppprof.analysis.advice.called_operators import Shape, called_operators, shapes_in
+from ppprof.analysis.advice.called_operators import called_operators
 from ppprof.analysis.advice.small_operators import UPDATES
 from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
-from ppprof.trace.operator_inputs import shapes_as_shown
+from ppprof.trace.operator_inputs import (
+    Shape,
+    attributes_of,
+    shapes_as_shown,
+    shapes_by_input,
+    shapes_in,
+)
 
 LEAST_PARAMETERS = 4
 """Parameters in the penalty of a line. Fewer may be chosen ones, such as an embedding's table."""
@@ -132,12 +137,9 @@ def _updated(profile: Profile) -> Counter[Shape]:
     return most
 
 
-def _first_argument(text: str) -> list[Shape]:
+def _first_argument(text: str) -> Sequence[Shape]:
     """Return the shapes of the first argument: a parameter, or a list of all."""
-    try:
-        inputs = msgspec.json.decode(text, type=dict[str, list[tuple[int, ...]]])
-    except msgspec.DecodeError:
-        return []
+    inputs = shapes_by_input(text) or {}
     return inputs.get("X0") or inputs.get("Param") or []
 
 
@@ -284,7 +286,7 @@ def _of_some(
 
 def _form(call: _Call) -> str | None:
     """Return the form of a penalty that may begin with a call; None for others."""
-    attributes = _attributes(call)
+    attributes = attributes_of(call["attributes"])
     if call["name"] == "abs":
         return L1
     if call["name"] == "p_norm":  # X1 is the order, unless it is a real number; X5: of all elements
@@ -301,12 +303,14 @@ def _is_square(call: _Call) -> bool:
 
 def _is_power(call: _Call, exponent: float) -> bool:
     """Return whether a call raises a tensor to a power. Real exponents are not recorded."""
-    return call["name"] == "pow" and _attributes(call).get("X1") == exponent
+    return call["name"] == "pow" and attributes_of(call["attributes"]).get("X1") == exponent
 
 
 def _is_root(call: _Call) -> bool:
     """Return whether a call may compute a square root: exponents such as 0.5 are not recorded."""
-    return call["name"] == "sqrt" or (call["name"] == "pow" and "X1" not in _attributes(call))
+    return call["name"] == "sqrt" or (
+        call["name"] == "pow" and "X1" not in attributes_of(call["attributes"])
+    )
 
 
 def _is_sum_of(call: _Call, shape: Shape) -> bool:
@@ -315,7 +319,7 @@ def _is_sum_of(call: _Call, shape: Shape) -> bool:
         call["name"] in _SUMS
         and not call["in_layer"]
         and call["inputs"] == (shape,)
-        and not {"X1", "axis"} & _attributes(call).keys()
+        and not {"X1", "axis"} & attributes_of(call["attributes"]).keys()
     )
 
 
@@ -356,11 +360,3 @@ def _rows(penalty: _Penalty) -> list[tuple[object, ...]]:
             where = call[row], penalty.form, call["row"], is_parameter
             rows.append((call["step"], f"{name} {shapes}", call[time], *where))
     return rows
-
-
-def _attributes(call: _Call) -> dict[str, Any]:
-    """Return the attributes of a call; {} if unknown."""
-    try:
-        return msgspec.json.decode(call["attributes"] or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}

@@ -10,7 +10,6 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import MAJOR_RATIO, Fact, Finding
-from ppprof.analysis.advice.indicators import LINE_OF, PENALTY, PENALTY_LINE, TAKER_OF
 from ppprof.analysis.advice.penalties import L2, NORM
 from ppprof.analysis.efficiency.written_out import SLOW_ON_HOST
 
@@ -209,8 +208,8 @@ def discarded_rows(evidence: Evidence) -> list[Finding]:
     )
     facts: dict[str, Fact] = {
         "name": name,
-        "line": evidence.first_name(f"{LINE_OF}{name}"),
-        "taken_line": evidence.first_name(f"{TAKER_OF}{name}"),
+        "line": evidence.first_name("discarded line", name),
+        "taken_line": evidence.first_name("discarded taker", name),
         "rows": round(rows),
         "kept": max(1, round(kept)),
     }
@@ -229,13 +228,13 @@ def penalty_in_loss(evidence: Evidence) -> list[Finding]:
     if forms.is_empty():
         return []
     form = str(forms["name"][0])
-    operators = evidence.names(f"{PENALTY}{form}")
+    operators = evidence.names("penalty", subject=form)
     is_of_some = form != NORM and form in evidence.names("penalty of some")["name"]
     remedy = "code" if form == L2 else f"code-{form}"
     facts: dict[str, Fact] = {
         "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
-        "line": evidence.first_name(f"{PENALTY_LINE}{form}"),
+        "line": evidence.first_name("penalty line", form),
         "penalties": round(float(forms["calls"][0])),
         "remedy": f"{remedy}-some" if is_of_some else remedy,
     }
@@ -335,13 +334,13 @@ def written_out(evidence: Evidence) -> list[Finding]:
     )
     name = str(rows["name"][0])
     kind = name.partition(" ")[0]
-    lines = evidence.names(f"written {kind}")
+    lines = evidence.names("written line", subject=kind)
     facts: dict[str, Fact] = {
         "name": name,
         "calls": rows["calls"][0],
         "parts_ns": float(rows["time_ns"].sum()),
         "saved_ns": saved_ns,
-        "line": evidence.first_name(f"written {kind}"),
+        "line": evidence.first_name("written line", kind),
         "line_ns": None if lines.is_empty() else float(lines["time_ns"][0]),
         "num_others": rows.height - 1 or None,
         "wording": "slow" if kind in SLOW_ON_HOST else None,

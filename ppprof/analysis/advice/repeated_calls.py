@@ -72,7 +72,7 @@ def repeated_calls(profile: Profile) -> RepeatedCalls:
     nodes = nodes.filter(pl.col("call") >= 0)
     is_inside = call_of >= 0
     is_inside[nodes["row"].to_numpy()] = True
-    time_ns = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    time_ns = tree.time_column
     calls = hosts.filter(pl.Series(is_call)).select("row", "step", time_ns)
     backwards = nodes.group_by(row="call").agg(backward_ns=pl.col(time_ns).sum())
     calls = calls.join(backwards.cast({"row": calls["row"].dtype}), "row", "left")

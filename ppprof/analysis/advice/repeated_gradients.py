@@ -35,7 +35,7 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
     )
     nodes = hosts.filter(is_node).select(
         *("row", "thread", "start_ns"),
-        time_ns="cpu_ns" if tree.devices.is_empty() else "device_ns",
+        time_ns=tree.time_column,
         step=events["step"].gather(hosts.filter(is_node)["row"]),
         forward=events["forward"].gather(hosts.filter(is_node)["row"]),
     )

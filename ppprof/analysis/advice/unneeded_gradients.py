@@ -83,12 +83,11 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
     nodes = nodes.filter(
         counts, pl.col("share") > 0, ~pl.col("row").is_in(again.implode()), ~is_inside
     )
-    time_ns = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     nodes = nodes.select(
         "step",
         "name",
         *("passes", "is_cleared", "caller"),
-        time_ns=(pl.col(time_ns) * pl.col("share")).round().cast(pl.Int64),
+        time_ns=(pl.col(tree.time_column) * pl.col("share")).round().cast(pl.Int64),
     )
     return nodes.drop_nulls("step").select(*_ROWS)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_formulas import ITEM_BYTES
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import operator_of_gradient
+from ppprof.trace.operator_inputs import dtypes_in, operator_of_gradient
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The widest first."""
@@ -47,9 +46,8 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
     columns = trace.events.select("step", "dtypes", "callstack", "forward").slice(
         0, tree.hosts.height
     )
-    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     hosts = tree.hosts.select(
-        "row", "thread", "start_ns", pl.col("name").cast(pl.String), time_ns=time
+        *("row", "thread", "start_ns"), pl.col("name").cast(pl.String), time_ns=tree.time_column
     )
     operators = hosts.with_columns(columns).filter(tree.is_outermost_operator)
     operators = operators.with_columns(
@@ -105,11 +103,7 @@ def _gradients(operators: pl.DataFrame, forward: pl.DataFrame) -> pl.DataFrame:
 
 def _widest(text: str) -> str | None:
     """Return the widest floating-point dtype in a text of the column ``dtypes``."""
-    try:
-        inputs = msgspec.json.decode(text, type=dict[str, list[str]])
-    except msgspec.DecodeError:  # of another program
-        return None
-    found = {dtype for dtypes in inputs.values() for dtype in dtypes}
+    found = dtypes_in(text)
     return next((dtype for dtype in _FLOATS if dtype in found), None)
 
 

@@ -6,23 +6,23 @@ import math
 import re
 from collections.abc import Sequence
 
-import msgspec
 import polars as pl
 
 from ppprof.analysis.efficiency.efficiency import operator_work
-from ppprof.analysis.efficiency.operator_formulas import LOSSES, MOST_DIMS
+from ppprof.analysis.efficiency.operator_formulas import LOSSES
 from ppprof.analysis.efficiency.operator_work import (
-    MOST_WORK,
     Product,
     family_of,
     is_pointwise,
     item_bytes,
+    num_elements,
     product_of,
     work_of_profile,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
+from ppprof.trace.operator_inputs import Shape, dtype_as_shown, shapes_as_shown, shapes_by_input
 
 CHAINS = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "saved_ns": pl.Float64()}
 
@@ -49,27 +49,17 @@ def fusible_chains(profile: Profile, others: Sequence[int] = ()) -> pl.DataFrame
         saved_ns, the share of it that the bytes have that are written by one operator and read by
         the next. No rows in a trace without device events.
     """
-    tree = profile.tree
-    if tree.devices.is_empty():
+    if profile.tree.devices.is_empty():
         return pl.DataFrame(schema=CHAINS)
-    events = profile.trace.events
-    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
-    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator").select(
-        "row", "thread", pl.col("name").cast(pl.String), time_ns="device_ns"
-    )
-    calls = hosts.filter(pl.col("name").str.ends_with(" dygraph")).join(
-        work_of_profile(profile), on="row", how="left", maintain_order="left"
-    )
-    calls = calls.with_columns(
-        pl.col("name").str.strip_suffix(" dygraph"),
-        step=events["step"].gather(calls["row"]),
-        shapes=events["shapes"].gather(calls["row"]).cast(pl.String),
-    ).sort("thread", "row")
+    calls = python_calls(profile).filter(~pl.col("in_optimization"))
+    calls = calls.join(work_of_profile(profile), "row", "left", maintain_order="left")
     if calls["bytes"].count() < 2:
         return pl.DataFrame(schema=CHAINS)
-    dtypes = events["dtypes"].gather(calls["row"])
     calls = calls.with_columns(
-        item_bytes=map_texts(dtypes, lambda text: item_bytes(dtype_as_shown(text)), pl.Int64),
+        pl.col("shapes").cast(pl.String),
+        item_bytes=map_texts(
+            calls["dtypes"], lambda text: item_bytes(dtype_as_shown(text)), pl.Int64
+        ),
         size=map_texts(calls["shapes"], _size, pl.Int64),
         fits=map_texts(calls["name"], is_pointwise, pl.Boolean)
         & (pl.col("time_ns") > 0)
@@ -106,14 +96,8 @@ def fusible_chains(profile: Profile, others: Sequence[int] = ()) -> pl.DataFrame
 
 def _size(shapes: str) -> int | None:
     """Return the number of elements of the first tensor; None if unknown, or more than memory has."""
-    try:
-        tensors = next(iter(msgspec.json.decode(shapes, type=dict[str, list[list[int]]]).values()))
-    except (msgspec.DecodeError, StopIteration):
-        return None
-    if not tensors or len(tensors[0]) > MOST_DIMS:
-        return None
-    size = math.prod(tensors[0])
-    return size if 0 <= size < MOST_WORK else None
+    tensors = next(iter((shapes_by_input(shapes) or {}).values()), [])
+    return num_elements(tensors[:1]) if tensors else None
 
 
 THIN = {"step": pl.Int64(), "time_ns": pl.Int64()}
@@ -173,8 +157,7 @@ LEAST_CLASSES = 1024
 """With fewer classes, the product of a ``one_hot`` may be as fast as a lookup."""
 
 _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
-_Shape = tuple[int, ...]
-_Kinds = dict[str, tuple[str, list[_Shape]]]
+_Kinds = dict[str, tuple[str, list[Shape]]]
 
 
 def vocabulary_work(profile: Profile) -> pl.DataFrame:
@@ -252,7 +235,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
         # A sparse gradient has fewer rows than the table.
         elif family_of(name) == "update" and len({s for s in shapes if s[1:] == shapes[0][1:]}) > 1:
             tables.discard(shapes[0])
-    rows: list[tuple[str, _Shape, int | None, int, bool]] = []
+    rows: list[tuple[str, Shape, int | None, int, bool]] = []
     for kind, (table, num_ids) in lookups.items():
         is_gradient = "_grad " in kind
         # The operator embedding reads no other rows.
@@ -327,7 +310,7 @@ def _clearing(
     )
 
 
-def _lookups(kinds: _Kinds) -> dict[str, tuple[_Shape, int]]:
+def _lookups(kinds: _Kinds) -> dict[str, tuple[Shape, int]]:
     """Return name -> table and number of ids of lookups, their gradients and their ``one_hot``."""
     one_hots = {
         shapes[0]: kind for kind, (name, shapes) in kinds.items() if name == "one_hot" and shapes

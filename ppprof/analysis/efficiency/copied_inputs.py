@@ -63,7 +63,7 @@ def strided_inputs(profile: Profile) -> pl.DataFrame:
     operators = tree.events.host_rows("Operator")
     names = tree.events.names.take(operators)
     if (is_copy := names.is_one_of(_OF_TORCH)).any():
-        time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+        time_ns = tree.hosts[tree.time_column].to_numpy()
         rows = operators[is_copy]
         return _named(profile, rows, time_ns[rows])
     if not names.where(lambda name: name.removesuffix(" dygraph") in _VIEWS).any():
@@ -95,7 +95,7 @@ def casts(profile: Profile) -> pl.DataFrame:
     named = np.where(around >= 0, around, rows)[is_inner]
     outermost = np.where(parent[named] >= 0, innermost[parent[named]], -1)
     named = np.where(outermost >= 0, outermost, named)
-    time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+    time_ns = tree.hosts[tree.time_column].to_numpy()
     forward = profile.trace.events["forward"].gather(named).fill_null(-1).to_numpy()
     dtypes = profile.trace.events["dtypes"].gather(np.where(forward >= 0, forward, named))
     is_double = dtypes.cast(pl.String).str.contains("float64").fill_null(value=False).to_numpy()

@@ -220,9 +220,8 @@ _TOTALS = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
 def _calls(profile: Profile) -> pl.DataFrame:
     """Return the operators that take time, with their inputs and their work."""
     tree = profile.tree
-    clock = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     is_operator = (tree.hosts["category"] == "Operator").to_numpy()
-    own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
+    own_ns = tree.own(tree.time_column, is_operator, tree.enclosing(is_operator))
     work = work_of_profile(profile)
     inputs = profile.trace.events.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,10 +27,22 @@ from ppprof.analysis.efficiency.operator_formulas import (
     reduction,
 )
 from ppprof.analysis.profile.profile import Profile, once
-from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, Shape, operator_of_gradient
 
 MOST_WORK = 10**16
 """No operator has so many FLOPs or bytes: it would run for seconds on any device."""
+
+
+def num_elements(shapes: Sequence[Shape]) -> int | None:
+    """Return the number of elements of some tensors together; None if unknown, or more than memory has.
+
+    >>> num_elements([(4, 128), (128,)]), num_elements([(-1, 128)]), num_elements([(10**16,)])
+    (640, None, None)
+    """
+    if any(len(shape) > MOST_DIMS for shape in shapes):
+        return None
+    num = sum(map(math.prod, shapes))
+    return num if 0 <= num < MOST_WORK else None
 
 
 def item_bytes(dtype: str | None) -> int | None:

@@ -28,15 +28,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
-from ppprof.analysis.efficiency.operator_work import MOST_WORK
+from ppprof.analysis.efficiency.operator_work import num_elements
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import attributes_of, shapes_as_shown
+from ppprof.trace.operator_inputs import Shape, attributes_of, shapes_as_shown, shapes_in
 
 WRITTEN_OUT = {
     "row": pl.Int64(),
@@ -158,18 +157,11 @@ def written_out(profile: Profile, others: Iterable[int] = ()) -> WrittenOut:
         others: rows of operators that are a part of none.
     """
     nothing = WrittenOut(pl.DataFrame(schema=WRITTEN_OUT), ())
-    tree, events = profile.tree, profile.trace.events
-    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
-    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator")
-    calls = hosts.select("row", "thread", pl.col("name").cast(pl.String))
-    calls = calls.filter(pl.col("name").str.ends_with(" dygraph"))
-    inputs = events.select("step", pl.col("shapes", "dtypes", "attributes").cast(pl.String))
-    inputs = inputs[calls["row"]]
-    calls = calls.hstack(inputs).filter(pl.col("step").is_not_null()).sort("thread", "row")
+    calls = python_calls(profile).filter(~pl.col("in_optimization")).drop_nulls("step")
     if calls["shapes"].count() == 0:
         return nothing
-    calls = calls.with_columns(pl.col("name").str.strip_suffix(" dygraph"))
-    on_device, taken = not tree.devices.is_empty(), set(others)
+    calls = calls.with_columns(pl.col("shapes", "dtypes", "attributes").cast(pl.String))
+    on_device, taken = not profile.tree.devices.is_empty(), set(others)
     matches = [
         match
         for (_, step), own in calls.group_by("thread", "step", maintain_order=True)
@@ -223,7 +215,7 @@ def _is_slow(call: _Call) -> bool:
     """Return whether an operator is one of `_SLOW`; of powers, those with another operator: a square and a cube."""
     if call.name not in _SLOW or call.size < _LEAST_ELEMENTS:
         return False
-    return call.name != "pow" or attributes_of(call.attributes or "{}").get("X1") in (2, 3)
+    return call.name != "pow" or attributes_of(call.attributes).get("X1") in (2, 3)
 
 
 def _breaks(call: _Call) -> bool:
@@ -280,7 +272,7 @@ def _name(kind: _Kind, parts: Sequence[_Call], size: int) -> str | None:
 
 def _axes(call: _Call) -> str:
     """Return over which axes a mean is: ``trailing`` ones, all but ``channels``, or "" for others."""
-    value = attributes_of(call.attributes or "{}").get("X1")
+    value = attributes_of(call.attributes).get("X1")
     given = value if isinstance(value, list) else [value]
     axes = {each % call.rank for each in given if type(each) is int and call.rank}
     if len(axes) != len(given):
@@ -333,7 +325,7 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     for number, match in enumerate(matches):
         match_of[list(match.rows)] = number
     forward = profile.trace.events["forward"].slice(0, tree.hosts.height)
-    time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+    time_ns = tree.hosts[tree.time_column].to_numpy()
     sums = np.bincount(match_of[match_of >= 0], time_ns[match_of >= 0], len(matches))
     sums[[match.kind == _OF_GRADIENTS for match in matches]] = 0
     is_node = (forward.is_not_null() & (tree.hosts["category"] == "Operator")).to_numpy()
@@ -357,14 +349,8 @@ def _with_times(profile: Profile, calls: pl.DataFrame, matches: Sequence[_Match]
     return WrittenOut(table, [row for match in matches for row in match.rows])
 
 
-def _shapes(text: str | None) -> list[list[int]]:
+def _shapes(text: str | None) -> list[Shape]:
     """Return the shape of each tensor of a text of the column ``shapes``; none if one is no shape."""
-    try:
-        tensors = msgspec.json.decode(text or "{}", type=dict[str, list[list[int]]])
-    except msgspec.DecodeError:
-        return []
-    shapes = [shape for each in tensors.values() for shape in each]
-    is_known = all(
-        len(shape) <= MOST_DIMS and 0 <= math.prod(shape) < MOST_WORK for shape in shapes
-    )
+    shapes = shapes_in(text)
+    is_known = all(num_elements([shape]) is not None for shape in shapes)
     return shapes if is_known else []

@@ -269,6 +269,11 @@ class Tree:
     def _dur_of_devices(self) -> Int64:
         return self.events.events["dur_ns"].slice(self.events.first_device).to_numpy()
 
+    @property
+    def time_column(self) -> str:
+        """The column of ``hosts`` with the time of work: ``device_ns``, or ``cpu_ns`` without device events."""
+        return "device_ns" if self.events.has_devices else "cpu_ns"
+
     @cached_property
     def size(self) -> Int32:
         """Number of descendants of each host event, shape (hosts,)."""
