@@ -15,6 +15,15 @@ _CALLS = re.compile(rf"(?:rpc#[^\s()]*\({_END} -> {_END}\){REMOTE})+")
 _ENDS = re.compile(rf"\(({_END}) -> ({_END})\)")
 
 
+def is_call(name: str) -> bool:
+    """Return whether a name is that of a call or of an event in one.
+
+    >>> is_call("rpc#f(w0 -> w1)"), is_call("rpc#mine")
+    (True, False)
+    """
+    return name.startswith("rpc#") and _ENDS.search(name) is not None
+
+
 def call_of(name: str) -> str | None:
     """Return the chain of remote calls in which an event was recorded; None for a local event.
 

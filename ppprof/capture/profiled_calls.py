@@ -58,7 +58,7 @@ Recorded = tuple[RemoteCall, bytes]
 
 
 def profiled(
-    function: Callable[..., Any], name: str | None = None, to: str | None = None
+    function: Callable[..., Any], name: str | None = None, to: str | None = None, carrier: str = ""
 ) -> Callable[..., RemoteResult]:
     """Return a callable that runs the function, records it on the worker, and returns a `RemoteResult`.
 
@@ -71,8 +71,14 @@ def profiled(
         name: the call's name in traces and tables; by default the function's name.
         to: the worker's name in traces and tables. By default its name in
             ``paddle.distributed.rpc``, in Dask or in ``multiprocessing``, or else ``host:pid``.
+        carrier: ``rpc`` if the caller records its waits as spans `ppprof.remote_names.WAIT`.
     """
-    return _Profiled(function, name or _name_of(function), to)
+    return _Profiled(function, name or _name_of(function), to, carrier)
+
+
+def has_recorded_calls() -> bool:
+    """Return whether this process has served a call that its caller recorded."""
+    return _has_recorded
 
 
 def is_profiled(function: Any) -> bool:
@@ -161,8 +167,10 @@ class _Origin:
     settings: Mapping[str, Any]
     """The caller's ``Profiler`` block as plain values."""
     sent_ns: int
-    line: str
+    line: str = ""  # here and below, a caller with an earlier ppprof sends none
     """The caller's line that makes the call: `RemoteCall.line`."""
+    carrier: str = ""
+    """`RemoteCall.carrier`."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +190,17 @@ answered in any thread."""
 _sent: set[str] = set()
 """Calls folders of the segments of windows in which this process has sent remote calls."""
 _warned: set[str] = set()
+_has_recorded = False
 
 
 class _Profiled:
     """The callable that `profiled` returns: pickled when it is sent, unpickled when it arrives."""
 
-    def __init__(self, function: Callable[..., Any], name: str, to: str | None) -> None:
+    _line = _carrier = ""  # of one that a process with an earlier ppprof has made
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, to: str | None, carrier: str
+    ) -> None:
         self._function = function
         self._name = self.__name__ = name  # Dask shows __name__
         self._to = to
@@ -196,11 +209,12 @@ class _Profiled:
         # Read it now: executors pickle in their own threads, which do not have this context.
         self._scope = _running.get()
         self._line = _line_of(sys._getframe(1)) if self._scope or open_window() else ""
+        self._carrier = carrier
 
     def __getstate__(self) -> dict[str, Any]:
-        origin = self._origin or _current_origin(
-            self._scope, self._line
-        )  # a scheduler forwards its origin
+        origin = self._origin  # a scheduler forwards its origin
+        if origin is None:
+            origin = _current_origin(self._scope, self._line, self._carrier)
         return {**self.__dict__, "_origin": origin, "_scope": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -214,6 +228,8 @@ class _Profiled:
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
             return RemoteResult(self._function(*args, **kwargs))
+        global _has_recorded
+        _has_recorded = True
         call = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns, called_ns)
         try:
             value = self._function(*args, **kwargs)
@@ -225,7 +241,7 @@ class _Profiled:
         return RemoteResult(value, self._origin, call.end((args, kwargs, value)))
 
 
-def _current_origin(scope: _Scope | None, line: str) -> _Origin | None:
+def _current_origin(scope: _Scope | None, line: str, carrier: str) -> _Origin | None:
     """Return the origin of a call that is sent now; None if the call will not be recorded.
 
     A call is not recorded if no window is open, or if the remote call that sends it has ended
@@ -235,13 +251,17 @@ def _current_origin(scope: _Scope | None, line: str) -> _Origin | None:
         if scope is not None:
             if scope.id not in _scopes:  # that call has ended
                 return None
-            return _Origin(scope.id, scope.id, scope.worker, scope.settings, time.time_ns(), line)
+            return _Origin(
+                scope.id, scope.id, scope.worker, scope.settings, time.time_ns(), line, carrier
+            )
         window = open_window()
         if window is None:
             return None
         _sent.add(str(window.calls))
         caller = rpc_name() or f"worker{window.rank}"
-        return _Origin(str(window.calls), None, caller, window.settings, time.time_ns(), line)
+        return _Origin(
+            str(window.calls), None, caller, window.settings, time.time_ns(), line, carrier
+        )
     except Exception as error:
         _warn(f"a remote call is not recorded: {error}")
         return None
@@ -277,7 +297,8 @@ class _RecordedCall:
             left_ns=0,
             received_ns=0,
             called_ns=called_ns,
-            line=origin.line,
+            line=getattr(origin, "line", ""),
+            carrier=getattr(origin, "carrier", ""),
         )
         try:
             self._recorder = _start_recorder(origin.settings)

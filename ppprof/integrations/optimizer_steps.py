@@ -14,7 +14,7 @@ If a training has several optimizers, only the calls of one optimizer end steps 
 of the other optimizers are part of these steps.
 
 What a function steps that another process calls by ``paddle.distributed.rpc`` is part of that process's
-step, unless the call is a training: one that steps more than `_STEPS_OF_A_SERVER` times.
+step. It is a step of this process if the call is a training of its own, or if the caller has none: see `_is_served`.
 
 A training may update its parameters itself, without an optimizer of Paddle. Then each outermost call of
 ``backward`` ends a step, once parameters have changed between two such calls, and until there is an optimizer.
@@ -31,6 +31,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
@@ -38,6 +39,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ppprof.capture.profiled_calls import has_recorded_calls
+from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.signals import pass_interruption
 
 log = logging.getLogger("ppprof")
@@ -58,8 +61,9 @@ the model out, and a script that has not updated it by the last does something e
 _MOST_WATCHED, _MOST_ELEMENTS, _MOST_OF_A_ROW = 8, 4096, 1 << 20
 """Parameters that are compared, about how many values of each, in rows from all of it, since a step may change some
 of them; and the most values of such a row."""
-_STEPS_OF_A_SERVER = 4
-"""Most steps in one remote call that are those of a server: it updates what it serves."""
+_STEPS_OF_A_SERVER, _CALLS_OF_A_SERVER = 4, 200
+"""Most steps of an optimizer in one remote call that are those of a server, which updates what it serves; most calls that
+step before the caller, if it has steps of its own, has recorded one."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -111,6 +115,8 @@ class OptimizerSteps:
         self._pid = os.getpid()
         self._beginning = threading.RLock()
         self._began = self._is_beginning = self._is_watching = False
+        self.begins_in_step = False
+        """Whether ``begin`` is called as a step begins to end: the process trains."""
         self.is_closed = False
         """Whether `close` was called."""
         self._first_use: Any = None
@@ -125,6 +131,8 @@ class OptimizerSteps:
         self._families: list[list[_Optimizer]] = []
         """By number: an optimizer, and others of its class that have replaced it, in this order."""
         self._names: list[str] = []
+        self._num_served = 0
+        """Calls of other processes that have stepped an optimizer."""
         self.has_served = False
         """Whether another process has called a function of this one by rpc."""
         self.num_optimizers = 0
@@ -141,7 +149,21 @@ class OptimizerSteps:
     def _is_active(self) -> bool:
         # A forked child is another process: if it trains, that training is not the recorded one.
         is_open = not self.is_closed and os.getpid() == self._pid and _in_dynamic_mode()
-        return is_open and getattr(self._thread_state, "num_served", None) is None
+        return is_open and not self._is_served
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether this thread runs a call that is part of the step of the process that makes it.
+
+        It is not if this process has joined ranks, or if the call steps as often as a training does, or if so many calls
+        have stepped that a caller with steps of its own would have recorded one.
+        """
+        served = getattr(self._thread_state, "served", None)
+        if served is None or max(served.values(), default=0) > _STEPS_OF_A_SERVER:
+            return False
+        return not is_initialized() and (
+            self._num_served <= _CALLS_OF_A_SERVER or has_recorded_calls()
+        )
 
     def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer
@@ -178,20 +200,17 @@ class OptimizerSteps:
         cls.__init__ = wrapper
 
     def _watch_remote_calls(self, internal: Any) -> None:
-        """Count the steps of each call that this process serves, in ``num_served`` of the thread that serves it.
-
-        It is None outside of such calls, and in a call that trains.
-        """
+        """Keep in ``served`` how often each optimizer steps in a call that the thread serves; None outside of calls."""
         run = internal._run_py_func
 
         @functools.wraps(run)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             state = self._thread_state
-            state.num_served, self.has_served = 0, True
+            state.served, self.has_served = Counter(), True
             try:
                 return run(*args, **kwargs)
             finally:
-                state.num_served = None
+                state.served = None
 
         internal._run_py_func = wrapper
 
@@ -209,7 +228,7 @@ class OptimizerSteps:
                 return method(*args, **kwargs)
             ends_step = self._has_updated()
             if ends_step:
-                self._begin_if_ready()
+                self._begin_if_ready(in_step=True)
             state.is_in_backward = True
             try:
                 result = method(*args, **kwargs)
@@ -242,13 +261,13 @@ class OptimizerSteps:
             self._updates = []
         return self._updates_parameters
 
-    def _begin_if_ready(self) -> None:
+    def _begin_if_ready(self, *, in_step: bool = False) -> None:
         if self._began or not self._is_active:
             return
         with self._beginning:  # another thread of the training waits, so that its step counts
             if self._began or self._is_beginning:
                 return
-            self._is_beginning = True
+            self._is_beginning, self.begins_in_step = True, in_step
             try:
                 self._began = self._begin()
             finally:
@@ -311,10 +330,9 @@ class OptimizerSteps:
     def _step_wrapper(self, method: Callable[..., Any], called: _Called) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._count_served()
             if not self._is_active:
-                return method(*args, **kwargs)
-            self._begin_if_ready()
+                return self._step_served(method, called, *args, **kwargs)
+            self._begin_if_ready(in_step=True)
             optimizers = getattr(self._thread_state, "optimizers", None)
             is_outermost = optimizers is None
             if optimizers is None:
@@ -332,11 +350,21 @@ class OptimizerSteps:
 
         return wrapper
 
-    def _count_served(self) -> None:
+    def _step_served(
+        self, method: Callable[..., Any], called: _Called, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method that steps an optimizer, and count it if it is the outermost one in a served call."""
         state = self._thread_state
-        num_served = getattr(state, "num_served", None)
-        if num_served is not None:
-            state.num_served = num_served + 1 if num_served < _STEPS_OF_A_SERVER else None
+        served = getattr(state, "served", None)
+        if served is None or getattr(state, "is_in_served_step", False):
+            return method(*args, **kwargs)
+        self._num_served += not served
+        served.update(id(optimizer) for optimizer in called(*args, **kwargs)[:1])
+        state.is_in_served_step = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            state.is_in_served_step = False
 
     def _ends_step(self, called: list[Any]) -> bool:
         """Return whether an outermost call ends a step; remember ``called`` as one optimizer.

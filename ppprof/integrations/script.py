@@ -325,6 +325,10 @@ class _ScriptSession:
         """Write the page of the run, in a separate process."""
         try:
             run = self._run or rundir.newest(self._log)
+            if (
+                _world_size() > 1 and run.parent == self._log
+            ):  # of another process that works by rpc
+                page = str(Path(page).with_name(f"{run.name}_{Path(page).name}"))
             command = [sys.executable, "-c", _REPORT, "report", str(run), "-o", page, "--force"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         except (PpprofError, OSError, subprocess.CalledProcessError) as error:
@@ -358,8 +362,11 @@ class _ScriptSession:
         module.Trainer.train = wrapper
 
     def _begin(self) -> bool:
-        if _world_size() > 1 and not (is_initialized() or is_alone()):
-            return False
+        if _world_size() > 1 and not is_initialized():
+            # Some of the processes that only work by rpc serve others, though they make a model or an optimizer.
+            in_step = self._steps is not None and self._steps.begins_in_step
+            if not (in_step and is_alone()):
+                return False
         if self._yields and is_attached():
             self._has_begun = self._has_own_session = True
             if self._steps is not None:

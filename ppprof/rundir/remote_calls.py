@@ -67,6 +67,8 @@ class RemoteCall:
     """The user's line on the worker that has most of the function's time, likewise."""
     num_bytes: int = 0
     """About how many bytes arguments and result take; 0 if unknown."""
+    carrier: str = ""
+    """``rpc`` if waits of the caller are recorded as spans; empty if unknown, and for other carriers."""
     num_objects: int = 0
     """Of about how many Python objects they are made: an array is one, a list of 1,000 numbers 1,001."""
 

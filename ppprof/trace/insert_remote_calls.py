@@ -34,7 +34,7 @@ from ppprof.trace.segments import FIRST_FREE_ID, concatenated, free_id
 
 CALL_ATTRIBUTES = (
     *("before_ns", "after_ns", "num_bytes", "num_objects"),
-    *("line", "function_line"),
+    *("line", "function_line", "carrier"),
 )
 """The attributes of a call's span: those of its `RemoteCall`, without what is 0, empty or unknown."""
 

@@ -25,7 +25,9 @@ def test_a_training_by_rpc_is_recorded_and_the_line_on_the_worker_named(tmp_path
     assert "this process serves calls by rpc" in log
     (trace,) = (tmp_path / "profiler_log").glob("*.paddle_trace.json")
     assert step_spans(read(trace).events).height >= 5
-    found = {finding.rule: finding for finding in ppprof.advise(ppprof.open(tmp_path / "profiler_log"))}
+    found = {
+        finding.rule: finding for finding in ppprof.advise(ppprof.open(tmp_path / "profiler_log"))
+    }
     facts = found["remote-wait"].facts
     assert (facts["num_calls"], facts["call"]) == (1, "rpc#train_upper(lower -> upper)")
     assert facts["wording"] == "function"

@@ -62,6 +62,7 @@ from ppprof.analysis.profile.python_lines import (
     sampled_steps,
     samples_by_line,
 )
+from ppprof.analysis.profile.remote_flows import remote_waiting, wait_spans
 from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind, name_of_call
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
@@ -136,6 +137,7 @@ STEPS = {
     "num_updates": pl.Int64,
     "outlived_ns": pl.Int64,
     "remote_ns": pl.Int64,
+    "num_remote_waits": pl.Int64,
 }
 """Columns of a table with one row per step:
 
@@ -352,6 +354,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         **builder.gradient_columns(),
         **builder.optimizer_columns(),
         "remote_ns": remote_ns,
+        "num_remote_waits": builder.num_remote_waits(),
     }
     steps = pl.DataFrame(
         {"step": builder.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
@@ -814,7 +817,7 @@ class IndicatorBuilder:
         is_own = pl.col("thread").is_in(self.steps["thread"].unique().implode())
         works = is_own & pl.col("category").is_in(CONTAINERS).not_()
         busy = [self.tree.hosts.filter(works), self.tree.launches.filter(is_own), self.tree.devices]
-        return difference(self.profile.remote_waits, together(*map(intervals_of, busy)))
+        return difference(remote_waiting(self.profile), together(*map(intervals_of, busy)))
 
     def add_remote_waits(self) -> tuple[Int64, pl.DataFrame]:
         """Return the column remote_ns and the rows of `REMOTE_WAITS`; adds the names of remote calls."""
@@ -827,6 +830,10 @@ class IndicatorBuilder:
             idle = intersection(idle, idle_causes(self.profile)["nothing_queued"])
         waiting, waits = remote_waits(self.profile, idle, self.step_at)
         return self.within(waiting), waits
+
+    def num_remote_waits(self) -> Int64:
+        """Return how often the stepping threads wait for a call by rpc in each step, also for one that is not recorded."""
+        return self.count_by_step(self.step_at(wait_spans(self.profile)["start_ns"].to_numpy()))
 
     def _blocking_copies(self) -> pl.DataFrame:
         """Return the blocking copies and other waits for work of the device; adds their names.

@@ -24,6 +24,7 @@ from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile, once
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
+from ppprof.analysis.profile.remote_flows import remote_waiting
 from ppprof.analysis.profile.step_basis import SLOW
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
@@ -125,7 +126,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     again = repeated_operators(profile)
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
-        *(bubbles, profile.remote_waits, intervals_of(profile.pauses)),
+        *(bubbles, remote_waiting(profile), intervals_of(profile.pauses)),
         noted(sampled.stacks.collections),
     )
     steps, stretches = host_steps(profile), []

@@ -12,14 +12,14 @@ from ppprof.analysis.profile.intervals import (
     Intervals,
     covered_within,
     difference,
-    intersection,
     together,
     union,
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines
-from ppprof.analysis.profile.remote_flows import remote_flows
+from ppprof.analysis.profile.remote_flows import remote_flows, wait_spans
 from ppprof.arrays import Int64
+from ppprof.remote_names import WAIT
 
 REMOTE_WAITS = {
     "step": pl.Int64,
@@ -65,6 +65,8 @@ _AT_ONCE = 0.1
 """Longest time between two calls, as a share of both, if the second is sent as soon as the first has returned."""
 _MANY_CALLS = 4
 """Least number of calls of a function a step that could be one."""
+_LEAST_ROUNDS = 3
+"""Fewest rounds in which one worker is the longest, if that is no chance."""
 _OBJECT_NS = 100
 """What a number in a list costs, about: to make it, to pickle it, to unpickle it and to make it an element of an array."""
 
@@ -94,15 +96,18 @@ def remote_waits(
     ended = flows["ended_ns"].fill_null(flows["received_ns"]).to_numpy()
     out = sent, np.maximum(sent, began - before)
     back = np.minimum(received, ended + after), received
-    waiting = intersection(idle, together(out, (began, ended), back))
+    # What is waited for without a call is a call that is not recorded.
+    recording = difference(union(sent, received), together(out, (began, ended), back))
+    waiting = difference(idle, recording)
     sending = difference(waiting, union(began, ended))
+    since = _waited_since(profile, flows)
     stacks = {name: call_lines(profile, flows[name]) for name in ("line", "function_line")}
     table = flows.with_columns(
         step_at(sent).alias("step"),
         function=pl.col("name").str.extract(r"^rpc#([^(]*)\("),
         function_ns=pl.col("ended_ns") - pl.col("began_ns"),
-        waits_ns=pl.Series(covered_within(waiting, sent, received)),
-        sending_ns=pl.Series(covered_within(sending, sent, received)),
+        waits_ns=pl.Series(covered_within(waiting, since, received)),
+        sending_ns=pl.Series(covered_within(sending, since, received)),
         **{
             name: pl.col(name).replace_strict(names, default=None, return_dtype=pl.String)
             for name, names in stacks.items()
@@ -111,6 +116,33 @@ def remote_waits(
     return waiting, table.drop_nulls("step").select(
         pl.col(name).cast(dtype) for name, dtype in REMOTE_WAITS.items()
     )
+
+
+def _waited_since(profile: Profile, flows: pl.DataFrame) -> Int64:
+    """Return since when the rank waits for each call: for one by rpc, since the span began in which it came back.
+
+    The end of the call if it came back in none, as to another thread.
+    """
+    spans = wait_spans(profile).select(
+        worker=pl.col("name").cast(pl.String).str.slice(len(WAIT)).str.strip_suffix(")"),
+        start_ns="start_ns",
+        end_ns="end_ns",
+    )
+    around = flows.sort("received_ns").join_asof(
+        spans.sort("start_ns"),
+        left_on="received_ns",
+        right_on="start_ns",
+        by="worker",
+        check_sortedness=False,
+    )
+    is_waited = (pl.col("end_ns") >= pl.col("received_ns")).fill_null(value=False)
+    since = (
+        pl.when(is_waited).then(pl.max_horizontal("start_ns", "sent_ns")).otherwise("received_ns")
+    )
+    since = pl.when(pl.col("carrier").is_null()).then("sent_ns").otherwise(since)
+    of_row = around.select("row", since=since)
+    rows: Int64 = flows.join(of_row, "row", "left", maintain_order="left")["since"].to_numpy()
+    return rows
 
 
 def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict[str, Fact]:
@@ -122,8 +154,10 @@ def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict
         wait_ns: how long the rank waits in a step for all its calls, above 0.
     """
     calls_ns, sending_ns = (float(waits[name].sum()) for name in ("waits_ns", "sending_ns"))
-    if not calls_ns or waits["function_ns"].null_count():
+    is_unknown = waits["function_ns"].null_count() or not waits["num_objects"].sum()
+    if not calls_ns or is_unknown:  # the latter as in run directories of 0.2
         return {}
+    waits = waits.filter(pl.col("waits_ns") > 0)  # not those that run beside the training
     longest = _longest(waits, "name")
     sending_ns *= wait_ns / calls_ns  # calls that are under way at once have their waits in common
     num_objects = float(waits["num_objects"].sum()) / num_steps
@@ -144,8 +178,10 @@ def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict
         gain_ns = float(gains.get("gain_ns") or 0) / num_steps
         if gain_ns >= _LEAST_GAIN * wait_ns:
             gain_ns = min(gain_ns, wait_ns)
+            of_call = waits.filter(pl.col("name") == gains["call"])
+            facts["function_line"] = _first(_longest(of_call, "function_line"), "function_line")
             return {**facts, **gains, "gain_ns": gain_ns, "remedy": f"config-{remedy}"}
-    if num_objects * _OBJECT_NS >= _LEAST_GAIN * wait_ns:
+    if num_objects * _OBJECT_NS >= _LEAST_GAIN * wait_ns and sending_ns >= _LEAST_GAIN * wait_ns:
         return {**facts, "remedy": "config-objects"}
     num_calls = longest.height / num_steps
     if is_sending and num_calls >= _MANY_CALLS:
@@ -214,14 +250,18 @@ def _uneven(waits: pl.DataFrame) -> dict[str, Fact]:
         worker=pl.col("worker").sort_by("function_ns").last(),
     )
     rounds = rounds.filter(pl.col("num_workers") > 1)
-    if rounds.is_empty() or rounds["worker"].n_unique() > 1 or rounds["function"].n_unique() > 1:
+    if (
+        rounds.height < _LEAST_ROUNDS
+        or rounds["worker"].n_unique() > 1
+        or rounds["function"].n_unique() > 1
+    ):
         return {}
     worker = rounds["worker"][0]
     means = rounds.select(pl.col("longest_ns", "mean_ns").mean()).row(0, named=True)
     return {
         "gain_ns": float((rounds["longest_ns"] - rounds["mean_ns"]).sum()),
         "worker": worker,
-        "call": waits.filter(pl.col("worker") == worker)["name"][0],
+        "call": rows.filter(worker=worker, function=rounds["function"][0])["name"][0],
         "num_workers": rounds["num_workers"].to_numpy().max().item(),
         "function": rounds["function"][0],
         **means,

@@ -17,6 +17,7 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.remote_flows import remote_waiting
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.packages import INSTALLED
 from ppprof.trace import GARBAGE_COLLECTION
@@ -184,7 +185,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
         communication.computation,
         intervals_of(tree.devices),
         intervals_of(calls),
-        profile.remote_waits,
+        remote_waiting(profile),
         intervals_of(profile.pauses),
         intervals_of(tree.hosts.filter(known)),
     )

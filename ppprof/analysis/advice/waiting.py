@@ -414,17 +414,23 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
     slowest = means.sort("remote_ns", "rank", descending=[True, False]).row(0, named=True)
     own = evidence.typical_indicators[slowest["rank"]]
     call = str(calls["name"][0])
-    wait_ns, num_steps = slowest["remote_ns"], own.steps.height
+    wait_ns = slowest["remote_ns"]
     if not wait_ns:
         return []
+    counts = own.remote_waits.group_by("step").agg(num_calls=pl.len())
+    steps = own.steps.join(counts, "step", "left").with_columns(pl.col("num_calls").fill_null(0))
+    num_calls = pl.max_horizontal("num_calls", "num_remote_waits")
+    # Beyond the most calls that a window records, waits are known without their calls.
+    whole = steps.filter(pl.col("num_calls") == num_calls)["step"]
+    waits = own.remote_waits.filter(pl.col("step").is_in(whole.implode()))
     facts: dict[str, Fact] = {
         "rank": slowest["rank"],
         "remote_ns": wait_ns,
-        "num_calls": own.remote_waits.height / num_steps,
+        "num_calls": float(steps.select(num_calls.mean()).item()),
         "call": call,
         "worker": ends_of(call)[1],
         **UNKNOWN,
-        **reason_of_waits(own.remote_waits, num_steps, wait_ns),
+        **reason_of_waits(waits, max(1, len(whole)), wait_ns),
     }
     return evidence.time_finding("remote-wait", wait_ns, "likely", facts, calls)
 

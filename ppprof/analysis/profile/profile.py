@@ -18,7 +18,6 @@ from ppprof.analysis.profile.intervals import (
     covered,
     difference_by_group,
     joined,
-    together,
     union,
 )
 from ppprof.analysis.profile.steps import (
@@ -30,7 +29,7 @@ from ppprof.analysis.profile.steps import (
 from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
-from ppprof.remote_names import WAIT
+from ppprof.remote_names import is_call
 from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
 from ppprof.trace.steps import step_number
@@ -204,19 +203,8 @@ class Profile:
     def remote_calls(self) -> pl.DataFrame:
         """The remote calls that the rank made, from sending to result: rows of ``tree.hosts``."""
         hosts = self.tree.hosts
-        is_call = self.trace.names.where(lambda name: name.startswith("rpc#"))
-        return hosts.filter(pl.Series(is_call[: hosts.height]))
-
-    @cached_property
-    def remote_waits(self) -> Intervals:
-        """When the rank may wait for remote calls, a union.
-
-        In the spans of waits for calls by rpc; without any, as for other carriers, while a call is under way.
-        """
-        hosts = self.tree.hosts
-        is_wait = self.trace.names.where(lambda name: name.startswith(WAIT))[: hosts.height]
-        spans = hosts.filter(pl.Series(is_wait))
-        return together(intervals_of(self.remote_calls if spans.is_empty() else spans))
+        is_rpc = self.trace.names.where(is_call)
+        return hosts.filter(pl.Series(is_rpc[: hosts.height]))
 
     @cached_property
     def pauses(self) -> pl.DataFrame:

@@ -7,8 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import Profile
-from ppprof.remote_names import REMOTE, ends_of
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import Intervals, together
+from ppprof.analysis.profile.profile import Profile, once
+from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.remote_names import REMOTE, WAIT, ends_of
 from ppprof.trace.insert_remote_calls import CALL_ATTRIBUTES
 from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import attributes_of
@@ -25,8 +28,8 @@ def remote_flows(profile: Profile) -> pl.DataFrame:
     Returns:
         row (of ``tree.hosts``), name (of the call, ``rpc#f(w0 -> w1)``), worker, sent_ns, began_ns, ended_ns and
         received_ns, sorted by sent_ns, on the rank's own clock. began_ns and ended_ns are null for a
-        call whose times on the worker are unknown. Then `CALL_ATTRIBUTES`: Int64, 0 if unknown, and the lines,
-        String, null if unknown.
+        call whose times on the worker are unknown. Then `CALL_ATTRIBUTES`: Int64, 0 if unknown; the last three are String,
+        null if unknown.
     """
     calls = profile.remote_calls
     sent = calls.select(
@@ -71,6 +74,25 @@ def remote_flows(profile: Profile) -> pl.DataFrame:
     ).with_columns(joined.select(CALL_ATTRIBUTES))
 
 
+def wait_spans(profile: Profile) -> pl.DataFrame:
+    """Return the spans in which a stepping thread waits for a call by rpc: rows of ``tree.hosts``."""
+    hosts = profile.tree.hosts
+    is_wait = profile.trace.names.where(lambda name: name.startswith(WAIT))[: hosts.height]
+    threads = stepping_threads(profile).tolist()
+    return hosts.filter(pl.Series(is_wait) & pl.col("thread").is_in(threads))
+
+
+@once
+def remote_waiting(profile: Profile) -> Intervals:
+    """Return when a stepping thread may wait for remote calls, a union.
+
+    In the spans of its waits for calls by rpc, and while a call of another carrier is under way.
+    """
+    flows = remote_flows(profile).filter(pl.col("carrier").is_null())
+    others = flows["sent_ns"].to_numpy(), flows["received_ns"].to_numpy()
+    return together(intervals_of(wait_spans(profile)), others)
+
+
 def _attributes(texts: pl.Series) -> list[pl.Series]:
     """Return the columns of `CALL_ATTRIBUTES`."""
 
@@ -82,11 +104,11 @@ def _attributes(texts: pl.Series) -> list[pl.Series]:
 
         return read
 
-    numbers, lines = CALL_ATTRIBUTES[:-2], CALL_ATTRIBUTES[-2:]
+    numbers, texts_of = CALL_ATTRIBUTES[:-3], CALL_ATTRIBUTES[-3:]
     return [
         *(
             map_texts(texts, value_of(name, int), pl.Int64).fill_null(0).alias(name)
             for name in numbers
         ),
-        *(map_texts(texts, value_of(name, str)).alias(name) for name in lines),
+        *(map_texts(texts, value_of(name, str)).alias(name) for name in texts_of),
     ]

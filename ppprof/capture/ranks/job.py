@@ -21,7 +21,7 @@ from ppprof import rundir
 from ppprof.capture import device
 from ppprof.errors import UsageError
 from ppprof.packages import installed_version
-from ppprof.topology import AXES, Topology
+from ppprof.topology import AXES, RankSelector, Topology
 
 log = logging.getLogger("ppprof")
 
@@ -51,6 +51,8 @@ class Job:
     topology: Topology
     hosts: tuple[str, ...]
     """Host of each rank, by rank; this machine's name for all ranks if the launcher names none."""
+    launched: tuple[int, int]
+    """Rank and number of processes as the launcher has set them."""
 
     @classmethod
     def here(cls, topology: Topology | None = None) -> Job:
@@ -66,6 +68,7 @@ class Job:
         """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        launched = rank, world_size
         if world_size > 1 and is_alone():
             rank, world_size, topology = 0, 1, None
         if topology is not None and topology.world_size != world_size:
@@ -84,7 +87,18 @@ class Job:
         hosts = [endpoint.rpartition(":")[0] for endpoint in endpoints]
         if len(hosts) != world_size or not all(hosts):
             hosts = [platform.node()] * world_size
-        return cls(rank, topology, tuple(hosts))
+        return cls(rank, topology, tuple(hosts), launched)
+
+    def select(self, selector: RankSelector) -> frozenset[int]:
+        """Return the ranks that a selector names; for a process on its own, it names that of the launcher.
+
+        Raises:
+            UsageError: the selector names ranks that the job does not have.
+        """
+        rank, world_size = self.launched
+        if world_size == self.topology.world_size:
+            return self.topology.select(selector)
+        return frozenset({0} if rank in Topology.of(dp=world_size).select(selector) else ())
 
     def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
         """Make the run directory and return it: ``log_dir``, or a folder in it after an earlier run.

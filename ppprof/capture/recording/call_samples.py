@@ -13,10 +13,12 @@ import time
 from _thread import allocate_lock
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from itertools import islice
 from types import CodeType, FrameType
+from typing import Any
 
-from ppprof.capture.process import current_frames, start_thread
+from ppprof.capture.process import current_frames, stack_of, start_thread
 from ppprof.capture.recording.user_files import UserFiles, function_name
 
 _INTERVAL_S = 0.005
@@ -24,8 +26,11 @@ _PATIENCE_S = 1.0
 """Longest wait for the end of a sample."""
 _LEAST_SAMPLES = 3
 """Fewest samples that say where the time goes."""
-_MOST_LOOKED_AT, _MOST_DEPTH = 32, 8
-"""Elements of a container of which the size is looked at, for all of them; containers in containers."""
+_MOST_VALUES, _MOST_ELEMENTS = 32, (32, 8, 2, 1)
+"""Values of a dict or an object, and elements of a list, a list in a list and so on, of which the size is looked at for all."""
+_MOST_CONTAINERS, _MOST_DEPTH = 1000, 30
+"""Containers in a value that are looked into, and in each other."""
+_MOST_FRAMES = 64
 _NUMBER_BYTES = 9
 """Of a pickled float."""
 
@@ -59,12 +64,13 @@ class LineSampler:
             self._num_samples += 1
             last_ns = now_ns
 
-    def _path(self, frame: FrameType | None) -> tuple[_Line, ...]:
+    def _path(self, innermost: FrameType | None) -> tuple[_Line, ...]:
         path: list[_Line] = []
-        while frame is not None and frame.f_code is not self._caller:
+        for frame in () if innermost is None else stack_of(innermost, _MOST_FRAMES):
+            if frame.f_code is self._caller:
+                break
             if self._files[frame.f_code.co_filename][1]:
-                path.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back
+                path.append((frame.f_code, frame.f_lineno or 0))
         return tuple(reversed(path))
 
     def stop(self) -> str:
@@ -88,33 +94,41 @@ class LineSampler:
         return f'File "{self._files[code.co_filename][0]}", line {line}, in {function_name(code)}'
 
 
-def size_of(value: object, depth: int = 0) -> tuple[int, int]:
+def size_of(value: object) -> tuple[int, int]:
     """Return about how many bytes a value takes when it is pickled, and of how many Python objects it is made.
 
-    The elements of a long container count as the mean of its first ones.
+    The elements of a long container count as the mean of its first ones; an object that is there twice counts once.
 
-    >>> size_of([[1.0] * 1000] * 10)
-    (90000, 10011)
+    >>> size_of([[1.0] * 1000] * 10)[1] < 1012
+    True
     >>> size_of(b"1234"), size_of({"loss": 1.0})
     ((4, 1), (9, 2))
     """
+    return _size_of(value, set(), 0)
+
+
+def _size_of(value: object, seen: set[int], depth: int) -> tuple[int, int]:
+    kind = type(value)  # no attribute of the value itself: a proxy would ask another process for it
     if isinstance(value, (bytes, bytearray, str)):
         return len(value), 1
-    num_bytes = getattr(value, "nbytes", None)
-    if isinstance(num_bytes, int):
-        return num_bytes, 1
-    if hasattr(value, "element_size") and hasattr(value, "numel"):  # a tensor
-        return int(value.element_size()) * int(value.numel()), 1
-    parts = (
-        value if isinstance(value, (Mapping, Sequence, Set)) else getattr(value, "__dict__", None)
-    )
-    if isinstance(parts, Mapping):
-        parts = parts.values()
-    if parts is None:
-        return _NUMBER_BYTES, 1
-    if depth == _MOST_DEPTH or not parts:
+    if hasattr(kind, "nbytes"):
+        return int(getattr(value, "nbytes", 0)), 1
+    if hasattr(kind, "element_size") and hasattr(kind, "numel"):  # a tensor
+        return int(value.element_size()) * int(value.numel()), 1  # type: ignore[attr-defined]
+    parts: Any = value
+    if not isinstance(value, (Mapping, Sequence, Set)):
+        with suppress(AttributeError):
+            parts = object.__getattribute__(value, "__dict__")
+        if parts is value:
+            return _NUMBER_BYTES, 1
+    if id(value) in seen or len(seen) == _MOST_CONTAINERS or depth == _MOST_DEPTH:
         return 0, 1
-    sizes = [size_of(part, depth + 1) for part in islice(parts, _MOST_LOOKED_AT)]
-    num_parts = len(parts)
-    num_bytes, num_objects = (sum(each) * num_parts // len(sizes) for each in zip(*sizes))
+    seen.add(id(value))
+    most = _MOST_ELEMENTS[min(depth, len(_MOST_ELEMENTS) - 1)]
+    if isinstance(parts, Mapping):
+        parts, most = parts.values(), _MOST_VALUES
+    sizes = [_size_of(part, seen, depth + 1) for part in islice(parts, most)]
+    if not sizes:
+        return 0, 1
+    num_bytes, num_objects = (sum(each) * len(parts) // len(sizes) for each in zip(*sizes))
     return num_bytes, num_objects + 1

@@ -61,8 +61,10 @@ class RpcCalls(WindowObserver):
     ) -> Any:
         """Send a call; return a future with ``wait``, like ``send``."""
         chosen = self._sent_instead(to, fn)
-        if chosen is None:
+        if chosen is None and not self._is_open:
             return send(to, fn, args, kwargs, timeout)
+        if chosen is None:  # it is not recorded, but waited for
+            return _Future(send(to, fn, args, kwargs, timeout), self._wait, to)
         return _Future(send(to, chosen, args, kwargs, timeout), self._answer_of, to)
 
     def _sent_instead(self, to: str, function: Callable[..., Any]) -> Any:
@@ -79,7 +81,7 @@ class RpcCalls(WindowObserver):
             if self._num_calls == _MOST_CALLS + 1:
                 log.warning(f"{_MOST_CALLS} remote calls in this window: others are not recorded")
             return None
-        recorded = profiled(function, to=to)
+        recorded = profiled(function, to=to, carrier="rpc")
         if can_record:
             return recorded
         try:
@@ -88,15 +90,20 @@ class RpcCalls(WindowObserver):
             return None
 
     def _answer_of(self, to: str, future: Any) -> Any:
-        """Wait for an answer and return it, in a span if a window is open."""
-        span = open_span(f"{WAIT}{to})", "PythonUserDefined") if self._is_open else None
-        try:
-            answer = future.wait()
-        finally:
-            if span is not None:
-                span.end()
+        """Wait for the answer of a call that is recorded, if the worker can."""
+        answer = self._wait(to, future)
         self._learn(to, answer)
         return answer
+
+    def _wait(self, to: str, future: Any) -> Any:
+        """Wait for an answer and return it, in a span if a window is open."""
+        if not self._is_open:
+            return future.wait()
+        span = open_span(f"{WAIT}{to})", "PythonUserDefined")
+        try:
+            return future.wait()
+        finally:
+            span.end()
 
     def _learn(self, to: str, answer: Any) -> None:
         if to not in self._can_record:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-import ppprof
+from ppprof.analysis.advice.indicators import IndicatorBuilder
 from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, reason_of_waits
+from ppprof.analysis.profile.profile import Profile
 from ppprof.remote_names import REMOTE
+from ppprof.trace import read
 from tests.fixtures.findings import US, op, thread
 from tests.fixtures.timeline import Span, Thread, write
 
@@ -19,7 +22,7 @@ USER = "PythonUserDefined"
 
 
 def table(
-    *calls: tuple[int, str, int, int, int], num_bytes: int = 0, num_objects: int = 0
+    *calls: tuple[int, str, int, int, int], num_bytes: int = 0, num_objects: int = 3
 ) -> pl.DataFrame:
     """Calls of f as REMOTE_WAITS: step, worker, sent and received in ms, and ms in which f runs; all is waited for."""
     rows = [
@@ -118,26 +121,97 @@ def test_calls_with_unknown_times_on_the_worker_have_no_reason() -> None:
     assert reason_of_waits(waits, 1, 30 * MS) == {}
 
 
-def test_a_call_that_runs_beside_the_training_is_no_wait(tmp_path: Path) -> None:
-    """An asynchronous call of 700 us: the rank waits 100 of them, as the span says."""
-    call = "rpc#f(w0 -> w1)"
+def test_a_worker_that_is_the_longest_in_one_round_is_chance() -> None:
+    waits = table((0, "w1", 0, 20, 19), (0, "w2", 1, 80, 77))
+    assert reason_of_waits(waits, 1, 80 * MS)["remedy"] == "config-function"
+
+
+def test_calls_that_are_not_waited_for_are_no_reason() -> None:
+    """Uneven prefetches, far longer than the call that is waited for."""
+    beside = table(
+        *((step, "w1", 100 * step, 100 * step + 20, 19) for step in range(3)),
+        *((step, "w2", 100 * step + 1, 100 * step + 80, 77) for step in range(3)),
+        num_objects=10_000_000,
+    ).with_columns(waits_ns=pl.lit(0, pl.Int64), sending_ns=pl.lit(0, pl.Int64))
+    waits = table(*((step, "w3", 100 * step + 80, 100 * step + 90, 9) for step in range(3)))
+    facts = reason_of_waits(pl.concat([beside, waits]), 3, 10 * MS)
+    assert (facts["call"], facts["remedy"]) == ("rpc#f(w0 -> w3)", "config-function")
+
+
+def test_recordings_without_sizes_have_no_reason() -> None:
+    """Of an earlier version, which did not tell the recording from the way there."""
+    assert reason_of_waits(table((0, "w1", 0, 30, 3), num_objects=0), 1, 30 * MS) == {}
+
+
+def waits_of(
+    path: Path,
+    waits: list[tuple[int, int, int]],
+    calls: list[tuple[int, int]],
+    carrier: str = "rpc",
+) -> tuple[list[int], pl.DataFrame]:
+    """The waits in us of each of six steps of 1000 us that compute for 200, and their calls.
+
+    ``waits`` are spans: the thread (1 steps), begin and end; ``calls`` to w1 begin and end, f runs but for 10 at each end.
+    """
+    call, starts = "rpc#f(w0 -> w1)", [1000 * US * step for step in range(6)]
+
+    def spans(start: int, thread: int) -> list[Span]:
+        return [
+            op(start, *when, "rpc.wait(w1)", category=USER)
+            for each, *when in waits
+            if each == thread
+        ]
 
     def make(start: int) -> Iterator[Span]:
         yield op(start, 0, 200)
-        yield op(start, 750, 850, "rpc.wait(w1)", category=USER)
+        yield from spans(start, 1)
 
-    calls = [
-        op(
-            1000 * US * step,
-            200,
-            900,
-            call,
-            op(1000 * US * step, 300, 850, f"{call}{REMOTE}f", category=USER),
-            category=USER,
-        )
-        for step in range(6)
-    ]
-    trace = write(tmp_path / "raw.pb", thread(make), Thread(9, "w1", tuple(calls)))
-    found = {each.rule: each for each in ppprof.advise(ppprof.open(trace))}
-    assert found["remote-wait"].facts["remote_ns"] == 100 * US
-    assert found["remote-wait"].facts["function_ns"] == 100 * US
+    worker = Thread(
+        9,
+        "w1",
+        tuple(
+            op(
+                start,
+                *when,
+                call,
+                op(start, when[0] + 10, when[1] - 10, f"{call}{REMOTE}f", category=USER),
+                category=USER,
+            )
+            for start in starts
+            for when in calls
+        ),
+    )
+    other = Thread(5, "prefetch", tuple(span for start in starts for span in spans(start, 5)))
+    trace = read(write(path / "raw.pb", thread(make), worker, other))
+    known = f'{{"before_ns":50000,"carrier":"{carrier}","num_objects":5}}'
+    attributes = pl.when(pl.col("name").cast(pl.String) == call).then(pl.lit(known))
+    events = trace.events.with_columns(attributes=attributes.cast(pl.Categorical))
+    remote_ns, table = IndicatorBuilder(
+        Profile(dataclasses.replace(trace, events=events))
+    ).add_remote_waits()
+    return (remote_ns // US).tolist(), table
+
+
+def test_a_call_that_runs_beside_the_training_is_no_wait(tmp_path: Path) -> None:
+    """An asynchronous call of 700 us: the rank waits 100 of them, as the span says."""
+    waits, calls = waits_of(tmp_path, [(1, 750, 850)], [(200, 850)])
+    assert waits == [100] * 6
+    assert calls["waits_ns"].to_list() == [100 * US] * 6
+
+
+def test_a_wait_of_another_thread_is_none_of_the_training(tmp_path: Path) -> None:
+    waits, calls = waits_of(tmp_path, [(5, 250, 850)], [(200, 850)])
+    assert (waits, calls["waits_ns"].sum()) == ([0] * 6, 0)
+
+
+def test_a_call_of_a_pool_is_waited_for_while_it_is_under_way(tmp_path: Path) -> None:
+    """Without the 40 us in which its worker begins the recording: from 220 to 260 of the 50 before f begins."""
+    waits, _ = waits_of(tmp_path, [], [(250, 850)], carrier="")
+    assert waits == [600 - 10] * 6  # f begins at 260: the call has no more than 10 before it
+
+
+def test_waits_without_a_recorded_call_count(tmp_path: Path) -> None:
+    """As beyond the most calls of a window."""
+    waits, calls = waits_of(tmp_path, [(1, 300, 400), (1, 500, 700)], [(300, 400)])
+    assert waits == [300 - 10] * 6
+    assert calls["waits_ns"].to_list() == [90 * US] * 6

@@ -102,7 +102,7 @@ def test_calls_of_a_window_are_recorded_on_their_worker(workers: None, tmp_path:
     assert Counter(spans) == {relu: 4, fail: 1, own: 1}
     assert names.to_list().count(f"{relu}{REMOTE}relu dygraph") == 4
     waits = names.filter(names.str.starts_with(WAIT)).to_list()
-    assert Counter(waits) == {f"{WAIT}worker1)": 5, f"{WAIT}worker2)": 1}
+    assert Counter(waits) == {f"{WAIT}worker1)": 6, f"{WAIT}worker2)": 2}
     of_calls = events.filter(pl.col("name").cast(pl.String) == relu)["attributes"].cast(pl.String)
     for attributes in map(attributes_of, of_calls):
         assert attributes["line"].startswith('File "tests/capture/recording/test_rpc.py"')
