@@ -512,15 +512,13 @@ class StepsPart(Part):
         return 0
 
     def close(self, ending: Ending) -> None:
-        """Write all steps to disk, and the load of the machine into the manifest."""
+        """Write all steps to disk, and end the publishing of metrics."""
         self.flush()
         if self._lasting_cost is not None:
             self._warn(self._lasting_cost.compare())
         self._processors.close()
         if self._metrics is not None:
             self._metrics.close(waits=not ending.failed)
-        if self._log is not None:
-            self._log.close()
 
     def _warn(self, what: str) -> None:
         if what:
