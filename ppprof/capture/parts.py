@@ -128,13 +128,6 @@ class Part:
         """Return whether `on_transition` will stall the training, though no window opens or ends."""
         return False
 
-    def is_idle(self) -> bool:
-        """Return whether the part needs no `on_transition` until a window gets ready.
-
-        Asked outside windows after an `on_transition`, unless windows may open on demand.
-        """
-        return False
-
     def on_failure(self) -> None:
         """End the recording, since this part or another part has failed; step times go on."""
 
@@ -296,10 +289,6 @@ class RecordingPart(Part):
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
-    def is_idle(self) -> bool:
-        """Return whether no window waits for its tables."""
-        return not self._post_processor.is_working
-
     def on_failure(self) -> None:
         """Save an open window if a step has ended in it, and record nothing from now on."""
         windows, self._windows = self._windows, None
@@ -347,17 +336,11 @@ class DevicePart(Part):
         self._ask = ask
         self._device = ask()
         self._num_begun = 0
-        self._is_compared = False
-
-    def is_idle(self) -> bool:
-        """Return whether the devices were compared."""
-        return self._is_compared
 
     def on_transition(self, transition: Transition) -> int:
         """Compare the devices after the first step."""
         self._num_begun += 1
         if self._num_begun == 2:
-            self._is_compared = True
             self._compare()
         return 0
 
@@ -501,10 +484,6 @@ class StepsPart(Part):
         if self._metrics is not None:
             self._metrics.add(record)
 
-    def is_idle(self) -> bool:
-        """Return True: only the end of a window matters."""
-        return True
-
     def on_transition(self, transition: Transition) -> int:
         """Write all steps to disk if a window has ended."""
         if transition.ends_window:
@@ -512,15 +491,13 @@ class StepsPart(Part):
         return 0
 
     def close(self, ending: Ending) -> None:
-        """Write all steps to disk, and the load of the machine into the manifest."""
+        """Write all steps to disk, and end the publishing of metrics."""
         self.flush()
         if self._lasting_cost is not None:
             self._warn(self._lasting_cost.compare())
         self._processors.close()
         if self._metrics is not None:
             self._metrics.close(waits=not ending.failed)
-        if self._log is not None:
-            self._log.close()
 
     def _warn(self, what: str) -> None:
         if what:

@@ -319,11 +319,6 @@ class PostProcessor:
             time.sleep(_POLL_SECONDS)
 
     @property
-    def is_working(self) -> bool:
-        """Whether a window waits for its tables."""
-        return bool(self._raws)
-
-    @property
     def has_finished_window(self) -> bool:
         """Whether a window is finished, so that `poll` will print its tables."""
         if not self._raws:

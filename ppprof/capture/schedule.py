@@ -128,21 +128,6 @@ class Schedule:
             return State.READY
         return State.LAST if position == period - 1 else State.RECORD
 
-    def next_opening(self, step: int) -> int:
-        """Return the first step from ``step`` on that is not CLOSED; `FOREVER` if all are closed.
-
-        >>> [Schedule(closed=2, ready=1, record=1, repeat=2).next_opening(step) for step in range(5)]
-        [2, 2, 2, 3, 6]
-        """
-        if self.record is None:
-            return step
-        if not self.record or self.is_over(step):
-            return FOREVER
-        if step < self._start:
-            return self._start + self.closed
-        position = (step - self._start) % (self.closed + self.ready + self.record)
-        return step + max(self.closed - position, 0)
-
     def num_recorded(self, step: int) -> int:
         """Return how many recorded steps come before ``step`` in the window of ``step``.
 

@@ -159,8 +159,6 @@ class RecordingSession(ProfilerSession):
         self._rank = rank
         self._stop_training = stop_training
         self._first_step = self._step = states.schedule.first_step
-        self._next_change = 0
-        """The first step ahead of which a part may need a transition."""
         self._stall_ns = 0
         self._excluded = False
         self._num_working = 0
@@ -242,8 +240,7 @@ class RecordingSession(ProfilerSession):
                     except Exception as error:
                         self._report(part.task, error)
             self._step += 1
-            if self._step >= self._next_change:
-                self._advance()
+            self._advance()
         if self._interruption is not None:
             self._raise_interruption()
 
@@ -399,8 +396,7 @@ class RecordingSession(ProfilerSession):
     def _advance(self) -> None:
         """Begin step number ``self._step``: call `on_transition` of every part.
 
-        The `StepStates` decides whether the step is recorded. Outside windows, it is not called
-        again before the next window if all parts are idle.
+        The `StepStates` decides whether the step is recorded.
         """
         try:
             transition = self._states.advance(self._step)
@@ -421,10 +417,6 @@ class RecordingSession(ProfilerSession):
             self._timer.stall(begins=False)
         self._stall_ns = stall_ns
         self._excluded = transition.excluded or stall_ns > 0
-        if self._excluded or self._states.on_demand is not None:
-            return
-        if all(part.is_idle() for part in self._moving):
-            self._next_change = self._states.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
         if process.num_forks != self._forks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppprof.capture.schedule import FOREVER, Schedule, State
+from ppprof.capture.schedule import Schedule, State
 
 if TYPE_CHECKING:
     from ppprof.capture.ranks.triggers import Triggers
@@ -120,15 +120,6 @@ class StepStates:
         excluded = opens or before is State.LAST or ends_provisional_steps(before, after)
         states = before, after, own_before, own_after
         return Transition(step, self.window, *states, is_held, excluded, num_left)
-
-    def next_change(self, step: int) -> int:
-        """Return the first step after ``step``, the current one, whose state may not be CLOSED.
-
-        Until then `advance` need not be called.
-        """
-        if self.on_demand is not None or self.state is not State.CLOSED:
-            return step + 1
-        return FOREVER if self.timer_only else self.schedule.next_opening(step + 1)
 
     def cut(self, transition: Transition) -> Transition:
         """Record no further step of the job's window on this rank, until the job's window ends.

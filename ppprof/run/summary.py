@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,9 @@ from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.base import BaseRun
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import not_a_document, read_document
-from ppprof.trace.fastpath.threads import results_of
 from ppprof.units import format_ranges, format_unusable
 
 _log = logging.getLogger("ppprof")
-
-_LONGEST = ("op", "overview", "mem", "dist")
-"""The views whose tables take longest, in this order."""
 
 
 @dataclass(frozen=True)
@@ -305,22 +300,13 @@ def tables_of_profile(
         views: the tables.
         summarize_view: makes one table from a profile and the name of a view.
     """
-    steps, sorted_by = profile.steps, profile.sorted_by
-    # Two threads make the tables. What all of them need is made by now.
-    tables = results_of(
-        {
-            view: partial(summarize_view, profile, view)
-            for view in (*_LONGEST, *ALL_VIEWS)
-            if view in views
-        }
-    )
     return WindowTables(
         recording,
         source,
-        steps,
-        sorted_by,
+        profile.steps,
+        profile.sorted_by,
         profile.whole.skipped,
-        {view: tables[view] for view in ALL_VIEWS if view in tables},
+        {view: summarize_view(profile, view) for view in ALL_VIEWS if view in views},
     )
 
 

@@ -18,6 +18,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import Annotated, Optional
+
+import msgspec
 
 from ppprof.choices import MOST_TRIGGERED_STEPS
 from ppprof.errors import UsageError
@@ -30,6 +33,12 @@ _RESPONSES = f"{_FOLDER}/answers.jsonl"
 _MOST_BYTES = 1 << 16
 _MOST_RESPONSE_BYTES = 1 << 22
 """Most bytes to read, from the end of the file: some 10,000 decisions."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+# Python 3.9 cannot evaluate "int | None", and msgspec evaluates annotations.
+_Text = Optional[str]
+_OptionalNumber = Optional[_Number]
+_Numbers = Optional[list[_Number]]
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,15 @@ class TriggerResponse:
     """Why the window was requested."""
     request: str = ""
     """Id of the request; "" for a window that a slow step opened."""
-    refused: str | None = None
+    refused: _Text = None
     """Why no window opens; None if a window opens. If it is set, the fields below stay None."""
-    window: int | None = None
+    window: _OptionalNumber = None
     """Number of the window."""
-    start: int | None = None
+    start: _OptionalNumber = None
     """First step of the window."""
-    steps: int | None = None
+    steps: _OptionalNumber = None
     """Number of steps of the window."""
-    ranks: list[int] | None = None
+    ranks: _Numbers = None
     """Ranks that record the window, ascending."""
 
 
@@ -165,26 +174,11 @@ def read_response(run: Path, request_id: str) -> TriggerResponse | None:
         text, _ = RunFile(run, _RESPONSES).read_end(_MOST_RESPONSE_BYTES)
         for line in text.decode("utf-8", "replace").splitlines():
             # A line that is still being written, or foreign.
-            with suppress(ValueError, TypeError, RecursionError):
-                response = _checked(TriggerResponse(**json.loads(line)))
+            with suppress(ValueError, RecursionError):
+                response = msgspec.convert(json.loads(line), TriggerResponse)
                 if response.request == request_id:
                     return response
     return None
-
-
-def _checked(response: TriggerResponse) -> TriggerResponse:
-    """Return ``response`` unchanged if its values are valid."""
-    numbers = [response.window, response.start, response.steps, *(response.ranks or [])]
-    is_valid = (
-        all(isinstance(text, str) for text in (response.why, response.request))
-        and (response.refused is None or isinstance(response.refused, str))
-        and isinstance(response.ranks, (list, type(None)))
-        and all(type(n) is int and 0 <= n < 2**62 for n in numbers if n is not None)
-        and None not in (response.ranks or [])
-    )
-    if not is_valid:
-        raise ValueError(f"not a response: {response!r}")
-    return response
 
 
 def write_completion(

@@ -49,7 +49,7 @@ def levels(parent: Int32) -> list[Int64]:
 def pre_order(parent: Int32) -> tuple[Int32, Int32]:
     """Return the nodes of all trees in pre-order, siblings sorted by index.
 
-    ``parent`` is as in `levels`. Takes O(N log N) time for any depth, and O(N) with the compiled core.
+    ``parent`` is as in `levels`. Takes O(N) time for any depth.
 
     Returns:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
@@ -62,46 +62,23 @@ def pre_order(parent: Int32) -> tuple[Int32, Int32]:
         "pre_order", parent, len(parent), first_child, next_sibling, order, depth
     )
     if num_reached is None:
-        return _pre_order_by_doubling(parent)
+        return _pre_order_by_stack(parent)
     return order[:num_reached], depth[:num_reached]
 
 
-def _pre_order_by_doubling(parent: Int32) -> tuple[Int32, Int32]:
-    """Return the same as `pre_order`: in each turn of a loop, every node reaches twice as far up."""
-    num_nodes = len(parent)
-    # Two more nodes, each its own parent: above the roots, and above nodes with a wrong parent.
-    above = np.append(parent, (num_nodes, num_nodes + 1)).astype(np.int32)
-    above[:-2][parent == -1] = num_nodes
-    above[:-2][(parent < -1) | (parent >= num_nodes)] = num_nodes + 1
-    size = np.ones(num_nodes + 2)  # of the part of its tree that has reached it
-    ancestor, num_turns = above, 0
-    while num_turns <= num_nodes.bit_length():  # the nodes of a cycle never reach the end
-        if (ancestor[:-2] >= num_nodes).all():
-            break
-        size += np.bincount(ancestor, size)
-        ancestor = ancestor[ancestor]
-        num_turns += 1
-    nodes = np.flatnonzero(ancestor[:-2] == num_nodes)
-    parents = above[nodes]
-    if (parents[1:] < parents[:-1]).any():
-        by_parent = np.argsort(parents, kind="stable")
-        nodes, parents = nodes[by_parent], parents[by_parent]
-    # A node comes after its parent and the trees of its elder siblings.
-    sizes = size[nodes].astype(np.int32)
-    before = np.cumsum(sizes) - sizes
-    first = np.flatnonzero(np.diff(parents, prepend=-1))
-    before -= np.repeat(before[first], np.diff(np.append(first, len(nodes))))
-    row = np.zeros(num_nodes + 2, np.int32)
-    row[nodes] = before + (parents < num_nodes)
-    ancestor = above
-    for _ in range(num_turns):
-        row += row[ancestor]
-        ancestor = ancestor[ancestor]
-    rows = row[nodes]
-    order = np.empty(len(nodes), np.int32)
-    order[rows] = nodes
-    num_ended = np.cumsum(np.bincount(rows + sizes, minlength=len(nodes) + 1)[:-1])
-    return order, (np.arange(len(nodes)) - num_ended).astype(np.int32)
+def _pre_order_by_stack(parent: Int32) -> tuple[Int32, Int32]:
+    """Return the same as `pre_order`, without the compiled core."""
+    children: dict[int, list[int]] = {}
+    for node, above in zip(range(len(parent) - 1, -1, -1), parent[::-1].tolist()):
+        children.setdefault(above, []).append(node)
+    order, depth = [], []
+    waiting = [(node, 0) for node in children.get(-1, ())]
+    while waiting:
+        node, level = waiting.pop()
+        order.append(node)
+        depth.append(level)
+        waiting += [(child, level + 1) for child in children.get(node, ())]
+    return np.array(order, np.int32), np.array(depth, np.int32)
 
 
 def pre_order_of_groups(

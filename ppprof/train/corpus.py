@@ -11,11 +11,11 @@ import hashlib
 import os
 import shutil
 import sysconfig
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from ppprof.errors import UsageError
+from ppprof.paths import atomic_writer
 
 NUM_TOKENS = 256
 """Number of byte values."""
@@ -89,24 +89,13 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
         target = folder / f"tokens_{signature.hexdigest()[:16]}.u8"
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _write(files, target)
+            with atomic_writer(target) as tokens:
+                for path in files:
+                    with path.open("rb") as text:
+                        shutil.copyfileobj(text, tokens)
+                    tokens.write(_SEPARATOR)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         raise DataError(
             f"cannot join the text to one file: {error}; set XDG_CACHE_HOME to change its directory"
         ) from error
     return target
-
-
-def _write(files: Sequence[Path], target: Path) -> None:
-    # A tempfile would be readable only by its owner, but users may share a cache.
-    hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with hidden.open("xb") as tokens:
-            for path in files:
-                with path.open("rb") as text:
-                    shutil.copyfileobj(text, tokens)
-                tokens.write(_SEPARATOR)
-        hidden.replace(target)
-    except BaseException:
-        hidden.unlink(missing_ok=True)
-        raise

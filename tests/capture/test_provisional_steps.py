@@ -60,9 +60,7 @@ class Training:
         triggers = Triggers(config, schedule, 0, topology, [0], run, ControlChannel())
         states = StepStates(schedule, triggers)
         self.recorder = Recorder()
-        made: Any = SimpleNamespace(
-            add=lambda *_: None, has_finished_window=False, is_working=False
-        )
+        made: Any = SimpleNamespace(add=lambda *_: None, has_finished_window=False)
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, topology, made)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))

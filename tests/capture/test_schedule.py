@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.capture.schedule import FOREVER, Schedule, State
+from ppprof.capture.schedule import Schedule, State
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -102,23 +102,3 @@ def test_a_schedule_counts_from_the_first_step(scheduler: Any, first_step: int) 
         assert resumed.num_recorded(number) == whole.num_recorded(step)
         assert resumed.num_left(number) == whole.num_left(step)
         assert resumed.is_over(number) == whole.is_over(step)
-        opening = whole.next_opening(step)
-        assert resumed.next_opening(number) == opening + first_step * (opening is not FOREVER)
-
-
-@given(
-    st.builds(
-        Schedule,
-        closed=SMALL,
-        ready=SMALL,
-        record=st.none() | SMALL,
-        repeat=SMALL,
-        skip_first=SMALL,
-    ),
-    st.integers(0, STEPS),
-)
-def test_all_steps_before_the_next_opening_are_closed(schedule: Schedule, step: int) -> None:
-    opening = schedule.next_opening(step)
-    closed = range(step, min(opening, 3 * STEPS))
-    assert all(schedule.state(number) is State.CLOSED for number in closed)
-    assert opening == FOREVER or schedule.state(opening) is not State.CLOSED

@@ -24,7 +24,6 @@ from ppprof.capture.parts import (
     Ending,
     FinishedStep,
     Part,
-    RecordingPart,
     StepsPart,
 )
 from ppprof.capture.postprocess import PostProcessor
@@ -550,42 +549,7 @@ class Uncountable:
     __str__ = __repr__ = __int__  # type: ignore[assignment]
 
 
-class Mover(Part):
-    """Notes the steps ahead of which it gets a transition."""
-
-    def __init__(self, idle_from: int) -> None:
-        self.steps: list[int] = []
-        self._idle_from = idle_from
-
-    def on_transition(self, transition: Transition) -> int:
-        self.steps.append(transition.step)
-        return 0
-
-    def is_idle(self) -> bool:
-        return self.steps[-1] >= self._idle_from
-
-
 TWO_WINDOWS = Schedule(closed=4, ready=1, record=2, repeat=2)
-
-
-@pytest.mark.parametrize(
-    ("idle_from", "moves"),
-    [
-        (0, [0, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15]),
-        (2, [0, 1, 2, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15]),
-        (10, [*range(11), 11, 12, 13, 14, 15]),
-        (99, [*range(30)]),
-    ],
-)
-def test_idle_parts_get_no_transition_until_a_window_gets_ready(
-    idle_from: int, moves: list[int]
-) -> None:
-    """Steps 4 and 11 get ready; 5, 6 and 12, 13 are recorded."""
-    first, always_idle = Mover(idle_from), Mover(0)
-    with RecordingSession(StepStates(TWO_WINDOWS), [first, always_idle]) as prof:
-        for _ in range(29):
-            prof.step()
-    assert first.steps == always_idle.steps == moves
 
 
 def test_no_step_after_a_window_counts_as_stalled(tmp_path: Path) -> None:
@@ -596,14 +560,6 @@ def test_no_step_after_a_window_counts_as_stalled(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
     assert [line["step"] for line in lines if line["excluded"]] == [4, 5, 7, 11, 12, 14]
     assert [line["step"] for line in lines if line["window"] is not None] == [5, 6, 12, 13]
-
-
-def test_windows_that_wait_for_tables_are_asked_after_at_every_step(tmp_path: Path) -> None:
-    made = PostProcessor(tmp_path, 0, prints=True, command=[])
-    part = RecordingPart(StepStates(TWO_WINDOWS), None, made)
-    assert part.is_idle()
-    made._raws[0] = tmp_path / "a.pb"
-    assert not part.is_idle()
 
 
 class Preempted(OSError):

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from ppprof.analysis.profile.machine_load import machine_load
 from ppprof.capture.steps.step_log import StepLog, StepRecord
-from ppprof.rundir import read_manifest, step_times, steps_path, write_manifest
-from ppprof.rundir.run_file import RunFile
+from ppprof.rundir import step_times
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from tests.fixtures.run_files import run_file
-
-HUGE = json.dumps({"batch_cost_ns": 10**400}).encode()
 
 
 def record(step, **other):
@@ -116,45 +111,3 @@ def test_what_other_processes_took_of_a_hosts_processors(tmp_path):
         found = others.filter(rank=rank)["others_ratio"].to_list()
         assert found == [pytest.approx(ratio)] * 2
     assert read_step_times(tmp_path).filter(step=2)["others_ratio"].null_count() == 4
-
-
-def test_a_run_that_ends_has_the_load_of_its_machine_in_the_manifest(tmp_path):
-    """The lowest rank writes the load that `machine_load` finds in the step times of its machine."""
-    write_manifest(tmp_path, {"machine": {"cores": 2}})
-    (tmp_path / "nodes").mkdir()
-    here = platform.node()
-    for rank, host in enumerate([here, here, "another"]):
-        (tmp_path / f"nodes/{rank:05}.{host}").touch()
-    for rank, own in ((0, 0.25), (1, 0.125)):
-        steps = (
-            record(step, batch_cost_ns=cost, processors_busy_ratio=busy, processors_own_ratio=own)
-            for step, cost, busy in ((0, 5, 0.9), (1, 10, 0.5), (2, 30, 0.75))
-        )
-        left(tmp_path, rank, *steps)
-    left(tmp_path, 2, *(record(step, processors_busy_ratio=1.0) for step in range(3)))
-    for rank in (1, 2):
-        StepLog(RunFile(tmp_path, steps_path(rank))).close()
-    assert read_manifest(tmp_path)["machine"] == {"cores": 2}
-    StepLog(RunFile(tmp_path, steps_path(0))).close()
-    times = read_step_times(tmp_path).filter(pl.col("step") > 0, pl.col("rank") < 2)
-    load = machine_load(times)
-    assert load is not None
-    written = read_manifest(tmp_path)["machine"]
-    assert written["cores"] == 2
-    assert written["load"] == {
-        "busy_ratio": pytest.approx(load.busy_ratio, abs=1e-4),
-        "others_ratio": pytest.approx(load.others_ratio, abs=1e-4),
-    }
-
-
-@pytest.mark.parametrize(
-    "line", [b"[]", b"{}", b"\xff", b'{"batch_cost_ns": "1"}', b"[" * 100_000, HUGE]
-)
-def test_a_load_that_cannot_be_read_leaves_the_manifest(tmp_path, line):
-    write_manifest(tmp_path, {"machine": {}})
-    (tmp_path / "nodes").mkdir()
-    (tmp_path / f"nodes/00000.{platform.node()}").touch()
-    (tmp_path / "steps").mkdir()
-    (tmp_path / "steps/rank_00000.jsonl").write_bytes(b"\n".join([b"{}", line, b""]))
-    StepLog(RunFile(tmp_path, steps_path(0))).close()
-    assert read_manifest(tmp_path)["machine"] == {}

@@ -73,20 +73,14 @@ class ClockSync(Part, ABC):
         self._file = RunFile(run, clocks_path(rank))
         self._has_warned = False
         self._first_step: int | None = None
-        self._num_steps = 0
 
     def on_transition(self, transition: Transition) -> int:
         """Start a reading if a window has ended, or the provisional steps; a thread takes it."""
         if self._first_step is None:
             self._first_step = transition.step
-        self._num_steps = transition.step - self._first_step
         before = State.LAST if transition.ends_recording else transition.before
-        self.advance(before, self._num_steps)
+        self.advance(before, transition.step - self._first_step)
         return 0
-
-    def is_idle(self) -> bool:
-        """Return whether rank 0 was looked for, which takes the first steps."""
-        return self._num_steps >= _SEARCHED_STEPS
 
     def wait(self, ending: Ending) -> None:
         """Take a last reading if a window was open, unless an exception ends the training; stop."""

@@ -204,7 +204,7 @@ def is_initialized() -> bool:
     import paddle.distributed as dist
 
     is_joined = dist.is_initialized() or _fleet_group() is not None  # static Fleet: only the latter
-    return is_joined or any(len(mesh.process_ids) > 1 for mesh in _meshes())
+    return is_joined or any(len(mesh.process_ids) > 1 for mesh in process_meshes())
 
 
 def rpc_name() -> str | None:
@@ -271,7 +271,7 @@ def _fleet_topology(world_size: int) -> Topology | None:
     return None
 
 
-def _meshes() -> list[Any]:
+def process_meshes() -> list[Any]:
     """Return the process meshes that semi-automatic parallelism has made so far."""
     module = sys.modules.get("paddle.distributed.auto_parallel.static.dist_context")
     context = getattr(module, "_g_default_distributed_context", None)
@@ -284,7 +284,7 @@ def _mesh_topology(world_size: int) -> Topology | None:
     Equal meshes that follow one another are the stages of a pipeline: then pp is the outermost axis.
     None without such a mesh.
     """
-    meshes = {(*mesh.process_ids,): mesh for mesh in _meshes()}
+    meshes = {(*mesh.process_ids,): mesh for mesh in process_meshes()}
     by_shape: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for ranks in sorted(meshes):
         by_shape.setdefault((*meshes[ranks].shape,), []).append(ranks)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import paddle
 
+from ppprof.capture.ranks.job import process_meshes
 from ppprof.capture.signals import pass_interruption
 
 log = logging.getLogger("ppprof")
@@ -26,9 +26,7 @@ _CLEARS = frozenset(("clear_grad", "clear_gradients", "zero_grad"))
 
 def may_split() -> bool:
     """Return whether the training may hold tensors of which each rank has a part: it has made a ProcessMesh."""
-    module = sys.modules.get("paddle.distributed.auto_parallel.static.dist_context")
-    context = getattr(module, "_g_default_distributed_context", None)
-    return context is not None and bool(context.process_meshes)
+    return bool(process_meshes())
 
 
 def parameters_of_optimizers() -> frozenset[int] | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ppprof.units import format_time
 
 _SKIPPED = 10
 """Steps of warm-up that are not counted, as in ``paddle.profiler``."""
-_MOST_NEW = 256
 
 
 class _Row:
@@ -18,10 +16,10 @@ class _Row:
     def __init__(self) -> None:
         self.total, self.max, self.min = 0.0, 0.0, math.inf
 
-    def add(self, values: Sequence[float]) -> None:
-        self.total = sum(values, self.total)
-        self.max = max(self.max, *values, 0.0)
-        self.min = min(self.min, *values, math.inf)
+    def add(self, value: float) -> None:
+        self.total += value
+        self.max = max(self.max, value)
+        self.min = min(self.min, value)
 
 
 class _Rate(_Row):
@@ -34,22 +32,13 @@ class _Rate(_Row):
         self.is_complete = True
         """Whether every step so far had an amount, even the steps that are not counted."""
 
-    def add_steps(
-        self, amounts: Sequence[int | None], seconds_of_steps: Sequence[float | None]
-    ) -> None:
-        """Add steps."""
-        num_unknown = amounts.count(None)
-        if num_unknown:
+    def add_step(self, amount: int | None, seconds: float | None) -> None:
+        """Add a step; ``seconds`` is None if it is not counted."""
+        if amount is None:
             self.is_complete = False
-        if num_unknown == len(amounts):
-            return
-        counted = [
-            (amount, seconds)
-            for amount, seconds in zip(amounts, seconds_of_steps)
-            if amount is not None and seconds is not None
-        ]
-        self.amount += sum(amount for amount, _ in counted)
-        self.add([amount / seconds for amount, seconds in counted])
+        elif seconds is not None:
+            self.amount += amount
+            self.add(amount / seconds)
 
 
 class PerfSummary:
@@ -81,8 +70,6 @@ class PerfSummary:
         self._device_peak_flops = device_peak_flops
         self._reader, self._batch = _Row(), _Row()
         self._steps, self._samples, self._tokens, self._flops = (_Rate() for _ in range(4))
-        self._new: list[tuple[int | None, ...]] = []
-        """Steps that no row has yet: duration (None if not counted), reader cost and amounts."""
 
     def add(
         self,
@@ -109,43 +96,26 @@ class PerfSummary:
             num_flops: model FLOPs of the step on this rank.
         """
         self.num_steps += 1
-        is_counted = self.num_steps > _SKIPPED and not excluded
+        seconds = None
         if self.num_steps > _SKIPPED and excluded:
             self.num_left_out += 1
-        cost_ns = batch_cost_ns if is_counted else None
-        self._new.append((cost_ns, reader_cost_ns, num_samples, num_tokens, num_flops))
-        if len(self._new) >= _MOST_NEW:
-            self._add_new()
-
-    def _add_new(self) -> None:
-        """Add the new steps to all rows: together, because one by one takes four times as long."""
-        if not self._new:
-            return
-        costs, readers, samples, tokens, flops = zip(*self._new)
-        self._new = []
-        seconds = [None if cost is None else max(cost, 1) / 1e9 for cost in costs]
-        self._batch.add([each for each in seconds if each is not None])
-        self._reader.add(
-            [
-                reader / 1e9
-                for reader, each in zip(readers, seconds)
-                if reader is not None and each is not None
-            ]
-        )
-        self._steps.add_steps([1] * len(seconds), seconds)
-        self._samples.add_steps(samples, seconds)
-        self._tokens.add_steps(tokens, seconds)
-        self._flops.add_steps(flops, seconds)
+        elif self.num_steps > _SKIPPED:
+            seconds = max(batch_cost_ns, 1) / 1e9
+            self._batch.add(seconds)
+            if reader_cost_ns is not None:
+                self._reader.add(reader_cost_ns / 1e9)
+        self._steps.add_step(1, seconds)
+        self._samples.add_step(num_samples, seconds)
+        self._tokens.add_step(num_tokens, seconds)
+        self._flops.add_step(num_flops, seconds)
 
     @property
     def has_table(self) -> bool:
         """Whether at least one step is counted."""
-        self._add_new()
         return self._steps.amount > 0
 
     def verdict(self) -> str:
         """Return the mean step time, and its part spent waiting for data if there is any; needs `has_table`."""
-        self._add_new()
         seconds = self._batch.total
         step = f"step {format_time(1e9 * seconds / self._steps.amount)}"
         waiting = self._reader.total / seconds

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ppprof.errors import InputError
-from ppprof.rundir.load import add_load
 from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
@@ -139,14 +137,6 @@ class StepLog:
             log.warning(
                 f"{self._file}: {error.strerror or error}; step times are no longer written"
             )
-
-    def close(self) -> None:
-        """Write all collected records, and what they say about the machine's load (`add_load`)."""
-        self.flush()
-        try:
-            add_load(self._file)
-        except (OSError, ValueError, InputError) as error:
-            log.debug(f"{self._file.run}: the load of the machine is not in the manifest: {error}")
 
 
 class DeviceMemory(NamedTuple):

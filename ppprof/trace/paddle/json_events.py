@@ -12,7 +12,6 @@ from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.consistency import ENDLESS_NS, UNSOUND
 from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS
-from ppprof.trace.fastpath.threads import at_once
 from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
 from ppprof.trace.paddle.json_tree import Columns, HostTree, reorder
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable, with_pieces
@@ -50,10 +49,7 @@ def paddle_tables(
     texts = pl.Series(
         [text.decode("utf-8", "replace") for text in columns.texts.all()], dtype=pl.Categorical()
     )
-    host, (launch, device, memory) = at_once(
-        lambda: columns.table("host"),
-        lambda: [columns.table(kind) for kind in ("launch", "device", "memory")],
-    )
+    host, launch, device, memory = map(columns.table, ("host", "launch", "device", "memory"))
     timed = (host, launch, device)
     estimator = None
     if not columns.ts_is_exact:
@@ -93,18 +89,14 @@ def paddle_tables(
     reorder(memory, np.lexsort([memory[key] for key in ("event", "start", "pid", "tid")]))
 
     memory["addr"] = memory["addr"].astype(np.int64).view(np.uint64)
-    host_events, (kernels, memsets, memory_events, *others) = at_once(
-        lambda: conform(
-            split_annotated_names(_table(texts, hosts.in_order(of_hosts), EVENTS)), EVENTS
-        ),
-        lambda: (
-            _side_table(KERNELS, device, "grid_x", first_device),
-            _side_table(MEMSETS, device, "value", first_device),
-            *(
-                conform(_table(texts, columns, schema), schema)
-                for columns, schema in ((memory, MEMORY), (launch, EVENTS), (device, EVENTS))
-            ),
-        ),
+    host_events = conform(
+        split_annotated_names(_table(texts, hosts.in_order(of_hosts), EVENTS)), EVENTS
+    )
+    kernels = _side_table(KERNELS, device, "grid_x", first_device)
+    memsets = _side_table(MEMSETS, device, "value", first_device)
+    memory_events, *others = (
+        conform(_table(texts, columns, schema), schema)
+        for columns, schema in ((memory, MEMORY), (launch, EVENTS), (device, EVENTS))
     )
     events = with_pieces(
         pl.concat([host_events, *others]),

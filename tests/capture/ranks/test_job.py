@@ -137,7 +137,7 @@ def test_a_mesh_sets_axes(
         )
         for names, ranks in meshes.items()
     ]
-    monkeypatch.setattr(job, "_meshes", lambda: made)
+    monkeypatch.setattr(job, "process_meshes", lambda: made)
     topology = Job.here().topology
     found = {axis: topology.degree(axis) for axis in topology.order if topology.degree(axis) > 1}
     assert found == degrees

@@ -82,7 +82,6 @@ class Training:
         made: Any = SimpleNamespace(
             add=lambda window, raw, *_: self.finished.append((window, raw)),
             has_finished_window=False,
-            is_working=False,
         )
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, Topology.of(dp=1), made)
