@@ -139,7 +139,7 @@ def test_calls_that_are_not_waited_for_are_no_reason() -> None:
 
 
 def test_recordings_without_sizes_have_no_reason() -> None:
-    """Of an earlier version, which did not tell the recording from the way there."""
+    """Of an earlier version, which does not say how long the recording took on the worker."""
     assert reason_of_waits(table((0, "w1", 0, 30, 3), num_objects=0), 1, 30 * MS) == {}
 
 
