@@ -696,7 +696,8 @@ class IndicatorBuilder:
         path = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
         is_layer = ~path.str.split(SEPARATOR).list.last().is_in(PHASES)
         name = path.str.replace_all(SEPARATOR, "/", literal=True)
-        layers = tree.filter(is_layer).select("step", name=name, time_ns="self_ns")
+        is_remote = name.str.contains(r"(^|/)rpc[#.]")  # a call, or the wait for one
+        layers = tree.filter(is_layer & ~is_remote).select("step", name=name, time_ns="self_ns")
         self.add_names("module", layers)
 
     @cached_property

@@ -96,11 +96,12 @@ def remote_waits(
     ended = flows["ended_ns"].fill_null(flows["received_ns"]).to_numpy()
     out = sent, np.maximum(sent, began - before)
     back = np.minimum(received, ended + after), received
-    # What is waited for without a call is a call that is not recorded.
-    recording = difference(union(sent, received), together(out, (began, ended), back))
-    waiting = difference(idle, recording)
+    since, until = _waited(profile, flows)
+    # Behind the return, what the worker has recorded is written. What is waited for without a call is a call
+    # that is not recorded.
+    busy = difference(union(sent, received), together(out, (began, ended), back))
+    waiting = difference(idle, together(busy, (received, np.maximum(received, until))))
     sending = difference(waiting, union(began, ended))
-    since = _waited_since(profile, flows)
     stacks = {name: call_lines(profile, flows[name]) for name in ("line", "function_line")}
     table = flows.with_columns(
         step_at(sent).alias("step"),
@@ -118,10 +119,10 @@ def remote_waits(
     )
 
 
-def _waited_since(profile: Profile, flows: pl.DataFrame) -> Int64:
-    """Return since when the rank waits for each call: for one by rpc, since the span began in which it came back.
+def _waited(profile: Profile, flows: pl.DataFrame) -> Intervals:
+    """Return since when, and until when, the rank waits for each call: for one by rpc, in the span in which it came back.
 
-    The end of the call if it came back in none, as to another thread.
+    Not at all if it came back in none, as to another thread.
     """
     spans = wait_spans(profile).select(
         worker=pl.col("name").cast(pl.String).str.slice(len(WAIT)).str.strip_suffix(")"),
@@ -137,12 +138,16 @@ def _waited_since(profile: Profile, flows: pl.DataFrame) -> Int64:
     )
     is_waited = (pl.col("end_ns") >= pl.col("received_ns")).fill_null(value=False)
     since = (
-        pl.when(is_waited).then(pl.max_horizontal("start_ns", "sent_ns")).otherwise("received_ns")
+        pl.when(pl.col("carrier").is_null())
+        .then("sent_ns")
+        .when(is_waited)
+        .then(pl.max_horizontal("start_ns", "sent_ns"))
+        .otherwise("received_ns")
     )
-    since = pl.when(pl.col("carrier").is_null()).then("sent_ns").otherwise(since)
-    of_row = around.select("row", since=since)
-    rows: Int64 = flows.join(of_row, "row", "left", maintain_order="left")["since"].to_numpy()
-    return rows
+    until = pl.when(is_waited).then("end_ns").otherwise("received_ns")
+    of_row = around.select("row", since=since, until=until)
+    waited = flows.select("row").join(of_row, "row", "left", maintain_order="left")
+    return waited["since"].to_numpy(), waited["until"].to_numpy()
 
 
 def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict[str, Fact]:
