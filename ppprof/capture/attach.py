@@ -210,11 +210,12 @@ def _attach(
     What runs by itself or wraps functions adds to ``undo`` what ends it, in case a later object fails.
     """
     job = Job.here(topology)
-    recorded = job.select(profiler.ranks)
-    printing = job.select(profiler.print_ranks)
+    profiler = job.resolved(profiler)
+    recorded = job.topology.select(profiler.ranks)
+    printing = job.topology.select(profiler.print_ranks)
     prints = job.rank in printing
     if profiler.trigger is not None:
-        job.select(profiler.trigger.ranks)  # raises for a rank that the job does not have
+        job.topology.select(profiler.trigger.ranks)  # raises for a rank that the job does not have
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # the training may change its directory
@@ -509,7 +510,7 @@ def _disk_budget(
         return DiskBudget(run, job.rank, profiler.max_trace_mb * MEGABYTE, profiler.formats)
     if schedule.num_windows is not None:
         return None
-    num_ranks = len(job.select(profiler.ranks))
+    num_ranks = len(job.topology.select(profiler.ranks))
     max_bytes = default_bytes(run, num_ranks)
     if prints:
         what = "every step is recorded, as Profiler.scheduler is not set,"

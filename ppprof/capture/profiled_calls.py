@@ -76,14 +76,9 @@ def profiled(
     return _Profiled(function, name or _name_of(function), to, carrier)
 
 
-def has_recorded_calls() -> bool:
-    """Return whether this process has served a call that its caller recorded."""
-    return _has_recorded
-
-
-def is_profiled(function: Any) -> bool:
-    """Return whether ``function`` comes from `profiled`."""
-    return isinstance(function, _Profiled)
+def is_profiled(function: Any, carrier: str = "") -> bool:
+    """Return whether ``function`` comes from `profiled`, called with this ``carrier``."""
+    return isinstance(function, _Profiled) and function._carrier == carrier
 
 
 def result(answer: Any) -> Any:
@@ -190,7 +185,6 @@ answered in any thread."""
 _sent: set[str] = set()
 """Calls folders of the segments of windows in which this process has sent remote calls."""
 _warned: set[str] = set()
-_has_recorded = False
 
 
 class _Profiled:
@@ -228,8 +222,6 @@ class _Profiled:
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
             return RemoteResult(self._function(*args, **kwargs))
-        global _has_recorded
-        _has_recorded = True
         call = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns, called_ns)
         try:
             value = self._function(*args, **kwargs)

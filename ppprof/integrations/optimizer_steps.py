@@ -14,7 +14,7 @@ If a training has several optimizers, only the calls of one optimizer end steps 
 of the other optimizers are part of these steps.
 
 What a function steps that another process calls by ``paddle.distributed.rpc`` is part of that process's
-step. It is a step of this process if the call is a training of its own, or if the caller has none: see `_is_served`.
+step, unless the call is a training: one in which an optimizer steps more than `_STEPS_OF_A_SERVER` times.
 
 A training may update its parameters itself, without an optimizer of Paddle. Then each outermost call of
 ``backward`` ends a step, once parameters have changed between two such calls, and until there is an optimizer.
@@ -39,8 +39,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ppprof.capture.profiled_calls import has_recorded_calls
-from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.signals import pass_interruption
 
 log = logging.getLogger("ppprof")
@@ -61,9 +59,8 @@ the model out, and a script that has not updated it by the last does something e
 _MOST_WATCHED, _MOST_ELEMENTS, _MOST_OF_A_ROW = 8, 4096, 1 << 20
 """Parameters that are compared, about how many values of each, in rows from all of it, since a step may change some
 of them; and the most values of such a row."""
-_STEPS_OF_A_SERVER, _CALLS_OF_A_SERVER = 4, 200
-"""Most steps of an optimizer in one remote call that are those of a server, which updates what it serves; most calls that
-step before the caller, if it has steps of its own, has recorded one."""
+_STEPS_OF_A_SERVER = 4
+"""Most steps of an optimizer in one remote call that are those of a server, which updates what it serves."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -131,8 +128,6 @@ class OptimizerSteps:
         self._families: list[list[_Optimizer]] = []
         """By number: an optimizer, and others of its class that have replaced it, in this order."""
         self._names: list[str] = []
-        self._num_served = 0
-        """Calls of other processes that have stepped an optimizer."""
         self.has_served = False
         """Whether another process has called a function of this one by rpc."""
         self.num_optimizers = 0
@@ -153,17 +148,9 @@ class OptimizerSteps:
 
     @property
     def _is_served(self) -> bool:
-        """Whether this thread runs a call that is part of the step of the process that makes it.
-
-        It is not if this process has joined ranks, or if the call steps as often as a training does, or if so many calls
-        have stepped that a caller with steps of its own would have recorded one.
-        """
+        """Whether this thread runs a call that is part of the step of the process that makes it."""
         served = getattr(self._thread_state, "served", None)
-        if served is None or max(served.values(), default=0) > _STEPS_OF_A_SERVER:
-            return False
-        return not is_initialized() and (
-            self._num_served <= _CALLS_OF_A_SERVER or has_recorded_calls()
-        )
+        return served is not None and max(served.values(), default=0) <= _STEPS_OF_A_SERVER
 
     def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer
@@ -358,8 +345,8 @@ class OptimizerSteps:
         served = getattr(state, "served", None)
         if served is None or getattr(state, "is_in_served_step", False):
             return method(*args, **kwargs)
-        self._num_served += not served
-        served.update(id(optimizer) for optimizer in called(*args, **kwargs)[:1])
+        stepped = [id(each) for each in called(*args, **kwargs) if each is not None]
+        served.update(stepped[:1])
         state.is_in_served_step = True
         try:
             return method(*args, **kwargs)

@@ -261,6 +261,8 @@ class _ScriptSession:
         self._run: Path | None = None
         """The session's directory: `rundir.newest` may be that of another job."""
         self._has_begun = self._has_own_session = self._has_hooks = False
+        self._is_alone = False
+        """Whether this process of several works with the others by rpc only."""
         self._awaits_hooks = False
         """Whether `_begin` has opened the session, and no hooks of a Trainer have taken it over."""
         self._steps: OptimizerSteps | None = None
@@ -310,7 +312,7 @@ class _ScriptSession:
         is_silent = error is None and not (self._num_steps or self._has_hooks or has_own_session)
         if is_silent and self._steps.has_served:
             log.info(
-                "this process serves calls by rpc: they are recorded with the steps of its callers"
+                "this process serves calls by rpc: they are recorded with the steps of a caller that trains"
             )
         elif is_silent:
             num = self._steps.num_optimizers
@@ -328,7 +330,8 @@ class _ScriptSession:
             if (
                 _world_size() > 1 and run.parent == self._log
             ):  # of another process that works by rpc
-                page = str(Path(page).with_name(f"{run.name}_{Path(page).name}"))
+                rank = os.environ["PADDLE_TRAINER_ID"]
+                page = str(Path(page).with_name(f"rank_{rank}_{Path(page).name}"))
             command = [sys.executable, "-c", _REPORT, "report", str(run), "-o", page, "--force"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         except (PpprofError, OSError, subprocess.CalledProcessError) as error:
@@ -365,7 +368,8 @@ class _ScriptSession:
         if _world_size() > 1 and not is_initialized():
             # Some of the processes that only work by rpc serve others, though they make a model or an optimizer.
             in_step = self._steps is not None and self._steps.begins_in_step
-            if not (in_step and is_alone()):
+            self._is_alone = in_step and is_alone()
+            if not self._is_alone:
                 return False
         if self._yields and is_attached():
             self._has_begun = self._has_own_session = True

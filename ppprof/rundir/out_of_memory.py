@@ -105,6 +105,6 @@ def read_out_of_memory(run: Path) -> tuple[dict[int, OutOfMemory], list[str]]:
             found[failure.rank] = failure
         except OSError as error:
             problems.append(f"{file}: {error.strerror or error}")
-        except ValueError as error:
+        except (ValueError, msgspec.MsgspecError) as error:  # one only from msgspec 0.21 on
             problems.append(f"{file}: damaged, or of another version of ppprof: {error}")
     return found, problems

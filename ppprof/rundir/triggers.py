@@ -174,7 +174,7 @@ def read_response(run: Path, request_id: str) -> TriggerResponse | None:
         text, _ = RunFile(run, _RESPONSES).read_end(_MOST_RESPONSE_BYTES)
         for line in text.decode("utf-8", "replace").splitlines():
             # A line that is still being written, or foreign.
-            with suppress(ValueError, RecursionError):
+            with suppress(ValueError, RecursionError, msgspec.MsgspecError):
                 response = msgspec.convert(json.loads(line), TriggerResponse)
                 if response.request == request_id:
                     return response

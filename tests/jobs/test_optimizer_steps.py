@@ -400,3 +400,27 @@ def test_paddle_is_imported_by_the_program_alone(tmp_path: Path) -> None:
     program = "from ppprof.integrations import script; import sys; print('paddle' in sys.modules)"
     done = run(tmp_path, "-c", program)
     assert done.stdout == "False\n"
+
+
+def test_steps_of_a_served_call_are_its_callers_unless_the_call_trains(tmp_path: Path) -> None:
+    """Two optimizers step three times each in a call, also by a scaler; then one steps six times."""
+    program = """
+    from paddle.distributed.rpc import internal
+
+    optimizers = [paddle.optimizer.SGD(parameters=parameters) for _ in range(2)]
+    scaler = paddle.amp.GradScaler(enable=False)
+
+    def serve(times):
+        for _ in range(times):
+            for optimizer in optimizers[: 1 if times > 3 else 2]:
+                backward()
+                scaler.step(optimizer)
+        say("served")
+
+    for times in (3, 3, 6):
+        internal._run_py_func(internal.PythonFunc(serve, (times,), {}))
+    backward()
+    optimizers[0].step()
+    """
+    # The first five steps of the last call show that it trains.
+    assert seen(tmp_path, program) == "begin served served step served step"

@@ -29,6 +29,7 @@ REMOTE_WAITS = {
     "sent_ns": pl.Int64,
     "received_ns": pl.Int64,
     "function_ns": pl.Int64,
+    "is_awaited": pl.Boolean,
     "waits_ns": pl.Int64,
     "sending_ns": pl.Int64,
     "line": pl.String,
@@ -41,6 +42,7 @@ REMOTE_WAITS = {
 - ``name``: ``rpc#encode(worker0 -> worker1)``, with the ``function`` encode and the ``worker`` worker1;
 - ``sent_ns``, ``received_ns``: on the rank's clock;
 - ``function_ns``: how long the function ran; null if unknown;
+- ``is_awaited``: whether the thread of the steps waits for it, if only for a moment; true if unknown, for other carriers than rpc;
 - ``waits_ns``: how long the rank waits meanwhile, without what the recording takes on the worker;
 - ``sending_ns``: how much of that no function of any call runs: arguments or results are on their way, or pickled;
 - ``line``, ``function_line``: the rank's line that calls, and the worker's line that has most of the function's
@@ -96,7 +98,7 @@ def remote_waits(
     ended = flows["ended_ns"].fill_null(flows["received_ns"]).to_numpy()
     out = sent, np.maximum(sent, began - before)
     back = np.minimum(received, ended + after), received
-    since, until = _waited(profile, flows)
+    since, until, is_awaited = _waited(profile, flows)
     # Behind the return, what the worker has recorded is written. What is waited for without a call is a call
     # that is not recorded.
     busy = difference(union(sent, received), together(out, (began, ended), back))
@@ -107,6 +109,7 @@ def remote_waits(
         step_at(sent).alias("step"),
         function=pl.col("name").str.extract(r"^rpc#([^(]*)\("),
         function_ns=pl.col("ended_ns") - pl.col("began_ns"),
+        is_awaited=is_awaited,
         waits_ns=pl.Series(covered_within(waiting, since, received)),
         sending_ns=pl.Series(covered_within(sending, since, received)),
         **{
@@ -119,10 +122,10 @@ def remote_waits(
     )
 
 
-def _waited(profile: Profile, flows: pl.DataFrame) -> Intervals:
-    """Return since when, and until when, the rank waits for each call: for one by rpc, in the span in which it came back.
+def _waited(profile: Profile, flows: pl.DataFrame) -> tuple[Int64, Int64, pl.Series]:
+    """Return since when, and until when, the rank waits for each call, and whether it does.
 
-    Not at all if it came back in none, as to another thread.
+    For one by rpc in the span in which it came back; not at all if it came back in none, as to another thread.
     """
     spans = wait_spans(profile).select(
         worker=pl.col("name").cast(pl.String).str.slice(len(WAIT)).str.strip_suffix(")"),
@@ -145,9 +148,10 @@ def _waited(profile: Profile, flows: pl.DataFrame) -> Intervals:
         .otherwise("received_ns")
     )
     until = pl.when(is_waited).then("end_ns").otherwise("received_ns")
-    of_row = around.select("row", since=since, until=until)
+    is_awaited = is_waited | pl.col("carrier").is_null()
+    of_row = around.select("row", since=since, until=until, is_awaited=is_awaited)
     waited = flows.select("row").join(of_row, "row", "left", maintain_order="left")
-    return waited["since"].to_numpy(), waited["until"].to_numpy()
+    return waited["since"].to_numpy(), waited["until"].to_numpy(), waited["is_awaited"]
 
 
 def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict[str, Fact]:
@@ -162,7 +166,7 @@ def reason_of_waits(waits: pl.DataFrame, num_steps: int, wait_ns: float) -> dict
     is_unknown = waits["function_ns"].null_count() or not waits["num_objects"].sum()
     if not calls_ns or is_unknown:  # the latter as in run directories of 0.2
         return {}
-    waits = waits.filter(pl.col("waits_ns") > 0)  # not those that run beside the training
+    waits = waits.filter("is_awaited")  # not those that run beside the training
     longest = _longest(waits, "name")
     sending_ns *= wait_ns / calls_ns  # calls that are under way at once have their waits in common
     num_objects = float(waits["num_objects"].sum()) / num_steps

@@ -417,7 +417,7 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
     wait_ns = slowest["remote_ns"]
     if not wait_ns:
         return []
-    counts = own.remote_waits.group_by("step").agg(num_calls=pl.len())
+    counts = own.remote_waits.filter("is_awaited").group_by("step").agg(num_calls=pl.len())
     steps = own.steps.join(counts, "step", "left").with_columns(pl.col("num_calls").fill_null(0))
     num_calls = pl.max_horizontal("num_calls", "num_remote_waits")
     # Beyond the most calls that a window records, waits are known without their calls.

@@ -17,6 +17,7 @@ from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import attributes_of
 
 
+@once
 def remote_flows(profile: Profile) -> pl.DataFrame:
     """Return when each remote call was sent, began and ended on the worker, and came back.
 
@@ -40,7 +41,8 @@ def remote_flows(profile: Profile) -> pl.DataFrame:
         received_ns="end_ns",
     ).with_columns(_attributes(profile.trace.events["attributes"].gather(calls["row"])))
     workers = {name: ends_of(name)[1] for name in sent["name"].unique()}
-    events = profile.whole_tree.hosts.with_columns(pl.col("name").cast(pl.String))
+    hosts = profile.tree.hosts.clear() if calls.is_empty() else profile.whole_tree.hosts
+    events = hosts.with_columns(pl.col("name").cast(pl.String))
     ran = events.filter(pl.col("name").str.contains(f"^rpc#[^#]*{REMOTE}[^#]*$")).select(
         "thread",
         name=pl.col("name").str.extract(f"^(rpc#.*){REMOTE}"),
@@ -88,7 +90,12 @@ def remote_waiting(profile: Profile) -> Intervals:
 
     In the spans of its waits for calls by rpc, and while a call of another carrier is under way.
     """
-    flows = remote_flows(profile).filter(pl.col("carrier").is_null())
+    flows = remote_flows(profile)
+    if (
+        flows.is_empty()
+    ):  # lines that wait for calls which are not recorded are lines beside the training
+        return together()
+    flows = flows.filter(pl.col("carrier").is_null())
     others = flows["sent_ns"].to_numpy(), flows["received_ns"].to_numpy()
     return together(intervals_of(wait_spans(profile)), others)
 

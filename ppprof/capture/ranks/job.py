@@ -12,16 +12,17 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
 from ppprof.capture import device
+from ppprof.config import ProfilerConfig
 from ppprof.errors import UsageError
 from ppprof.packages import installed_version
-from ppprof.topology import AXES, RankSelector, Topology
+from ppprof.topology import AXES, Topology
 
 log = logging.getLogger("ppprof")
 
@@ -51,8 +52,8 @@ class Job:
     topology: Topology
     hosts: tuple[str, ...]
     """Host of each rank, by rank; this machine's name for all ranks if the launcher names none."""
-    launched: tuple[int, int]
-    """Rank and number of processes as the launcher has set them."""
+    launched: tuple[int, int] | None = None
+    """Rank in the launcher and number of its processes, of one that works with the others by rpc only; else None."""
 
     @classmethod
     def here(cls, topology: Topology | None = None) -> Job:
@@ -68,9 +69,9 @@ class Job:
         """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
-        launched = rank, world_size
+        launched = None
         if world_size > 1 and is_alone():
-            rank, world_size, topology = 0, 1, None
+            launched, rank, world_size, topology = (rank, world_size), 0, 1, None
         if topology is not None and topology.world_size != world_size:
             log.warning(
                 f"the topology has {topology.world_size} ranks, but the job has {world_size} "
@@ -89,16 +90,25 @@ class Job:
             hosts = [platform.node()] * world_size
         return cls(rank, topology, tuple(hosts), launched)
 
-    def select(self, selector: RankSelector) -> frozenset[int]:
-        """Return the ranks that a selector names; for a process on its own, it names that of the launcher.
+    def resolved(self, profiler: ProfilerConfig) -> ProfilerConfig:
+        """Return the block with selectors of ranks that the topology has; for most processes, ``profiler`` itself.
+
+        A process on its own is rank 0 and prints; it records if ``ranks`` names its rank in the launcher.
 
         Raises:
-            UsageError: the selector names ranks that the job does not have.
+            UsageError: ``ranks`` names ranks that the launcher does not have.
         """
+        if self.launched is None:
+            return profiler
         rank, world_size = self.launched
-        if world_size == self.topology.world_size:
-            return self.topology.select(selector)
-        return frozenset({0} if rank in Topology.of(dp=world_size).select(selector) else ())
+        is_selected = rank in Topology.of(dp=world_size).select(profiler.ranks)
+        trigger = profiler.trigger
+        return replace(
+            profiler,
+            ranks="all" if is_selected else [],
+            print_ranks="all",
+            trigger=None if trigger is None else replace(trigger, ranks="all"),
+        )
 
     def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
         """Make the run directory and return it: ``log_dir``, or a folder in it after an earlier run.

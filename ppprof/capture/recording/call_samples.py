@@ -26,8 +26,9 @@ _PATIENCE_S = 1.0
 """Longest wait for the end of a sample."""
 _LEAST_SAMPLES = 3
 """Fewest samples that say where the time goes."""
-_MOST_VALUES, _MOST_ELEMENTS = 32, (32, 8, 2, 1)
-"""Values of a dict or an object, and elements of a list, a list in a list and so on, of which the size is looked at for all."""
+_MOST_VALUES, _MOST_ELEMENTS = 32, (32, 8, 2)
+"""Values of a dict, a tuple or an object, and elements of a list, a list in a list and so on, of which the size is looked at
+for all."""
 _MOST_CONTAINERS, _MOST_DEPTH = 1000, 30
 """Containers in a value that are looked into, and in each other."""
 _MOST_FRAMES = 64
@@ -104,10 +105,10 @@ def size_of(value: object) -> tuple[int, int]:
     >>> size_of(b"1234"), size_of({"loss": 1.0})
     ((4, 1), (9, 2))
     """
-    return _size_of(value, set(), 0)
+    return _size_of(value, set(), 0, 0)
 
 
-def _size_of(value: object, seen: set[int], depth: int) -> tuple[int, int]:
+def _size_of(value: object, seen: set[int], depth: int, num_lists: int) -> tuple[int, int]:
     kind = type(value)  # no attribute of the value itself: a proxy would ask another process for it
     if isinstance(value, (bytes, bytearray, str)):
         return len(value), 1
@@ -124,10 +125,13 @@ def _size_of(value: object, seen: set[int], depth: int) -> tuple[int, int]:
     if id(value) in seen or len(seen) == _MOST_CONTAINERS or depth == _MOST_DEPTH:
         return 0, 1
     seen.add(id(value))
-    most = _MOST_ELEMENTS[min(depth, len(_MOST_ELEMENTS) - 1)]
+    most = _MOST_VALUES
     if isinstance(parts, Mapping):
-        parts, most = parts.values(), _MOST_VALUES
-    sizes = [_size_of(part, seen, depth + 1) for part in islice(parts, most)]
+        parts = parts.values()
+    elif not isinstance(parts, tuple):
+        most = _MOST_ELEMENTS[min(num_lists, len(_MOST_ELEMENTS) - 1)]
+        num_lists += 1
+    sizes = [_size_of(part, seen, depth + 1, num_lists) for part in islice(parts, most)]
     if not sizes:
         return 0, 1
     num_bytes, num_objects = (sum(each) * len(parts) // len(sizes) for each in zip(*sizes))

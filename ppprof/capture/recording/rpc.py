@@ -60,9 +60,11 @@ class RpcCalls(WindowObserver):
         self, send: _Send, to: str, fn: Callable[..., Any], args: Any, kwargs: Any, timeout: Any
     ) -> Any:
         """Send a call; return a future with ``wait``, like ``send``."""
-        chosen = self._sent_instead(to, fn)
-        if chosen is None and not self._is_open:
+        # Other code may keep the wrapper: between windows, or below the next window's.
+        is_sent_already = isinstance(fn, _Call) or is_profiled(fn, "rpc")
+        if is_sent_already or not self._is_open:
             return send(to, fn, args, kwargs, timeout)
+        chosen = self._sent_instead(to, fn)
         if chosen is None:  # it is not recorded, but waited for
             return _Future(send(to, fn, args, kwargs, timeout), self._wait, to)
         return _Future(send(to, chosen, args, kwargs, timeout), self._answer_of, to)
@@ -70,9 +72,7 @@ class RpcCalls(WindowObserver):
     def _sent_instead(self, to: str, function: Callable[..., Any]) -> Any:
         """Return what is sent instead of the function; None if the call is not to be recorded."""
         can_record = self._can_record.get(to)
-        # Other code may keep the wrapper: between windows, or below the next window's.
-        is_sent_already = isinstance(function, _Call) or is_profiled(function)
-        if not self._is_open or is_sent_already or can_record is False:
+        if is_profiled(function) or can_record is False:
             return None
         if can_record is None and not _is_global(function):
             return None  # pickled beside its arguments, it might no longer share objects with them

@@ -34,6 +34,7 @@ def table(
             "sent_ns": sent * MS,
             "received_ns": received * MS,
             "function_ns": runs * MS,
+            "is_awaited": True,
             "waits_ns": (received - sent) * MS,
             "sending_ns": (received - sent - runs) * MS,
             "line": "train.py:7, step()",
@@ -132,7 +133,9 @@ def test_calls_that_are_not_waited_for_are_no_reason() -> None:
         *((step, "w1", 100 * step, 100 * step + 20, 19) for step in range(3)),
         *((step, "w2", 100 * step + 1, 100 * step + 80, 77) for step in range(3)),
         num_objects=10_000_000,
-    ).with_columns(waits_ns=pl.lit(0, pl.Int64), sending_ns=pl.lit(0, pl.Int64))
+    ).with_columns(
+        is_awaited=pl.lit(value=False), waits_ns=pl.lit(0, pl.Int64), sending_ns=pl.lit(0, pl.Int64)
+    )
     waits = table(*((step, "w3", 100 * step + 80, 100 * step + 90, 9) for step in range(3)))
     facts = reason_of_waits(pl.concat([beside, waits]), 3, 10 * MS)
     assert (facts["call"], facts["remedy"]) == ("rpc#f(w0 -> w3)", "config-function")
@@ -215,3 +218,9 @@ def test_waits_without_a_recorded_call_count(tmp_path: Path) -> None:
     waits, calls = waits_of(tmp_path, [(1, 300, 400), (1, 500, 700)], [(300, 400)])
     assert waits == [300 - 10] * 6
     assert calls["waits_ns"].to_list() == [90 * US] * 6
+
+
+def test_waits_for_calls_none_of_which_is_recorded_are_left_to_the_lines(tmp_path: Path) -> None:
+    """As of a worker without ppprof: `remote-wait` would be silent, and the line that waits is named."""
+    waits, calls = waits_of(tmp_path, [(1, 300, 900)], [])
+    assert (waits, calls.height) == ([0] * 6, 0)

@@ -18,6 +18,9 @@ import ppprof
 from ppprof import rundir
 from ppprof.capture.ranks import job
 from ppprof.capture.ranks.job import Job
+from ppprof.config import ProfilerConfig
+from ppprof.config.profiler import TriggerConfig
+from ppprof.errors import UsageError
 from ppprof.topology import AXES, Topology
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -214,3 +217,28 @@ def test_the_manifest_names_the_machine_and_its_software() -> None:
     assert machine["device"] == "cpu"
     assert set(machine["build"]) >= {"version", "commit"}
     assert {"cpu", "cores", "memory_bytes", "driver"} <= set(machine)
+
+
+@pytest.mark.usefixtures("four")
+def test_a_process_that_works_by_rpc_only_is_a_job_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job, "rpc_name", lambda: "trainer3")
+    here = Job.here()
+    assert (here.rank, here.topology, here.launched) == (0, Topology.of(), (3, 4))
+    block = ProfilerConfig(enable=True, ranks=[3], trigger=TriggerConfig(ranks=3))
+    resolved = here.resolved(block)
+    assert (resolved.ranks, resolved.print_ranks) == ("all", "all")
+    assert resolved.trigger == TriggerConfig()
+    assert here.resolved(ProfilerConfig(enable=True, ranks=[0, 1])).ranks == []
+    with pytest.raises(UsageError, match="expected 0 to 3"):
+        here.resolved(ProfilerConfig(enable=True, ranks=[4]))
+
+
+@pytest.mark.usefixtures("four")
+def test_a_rank_of_a_group_that_also_works_by_rpc_is_a_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job, "rpc_name", lambda: "trainer3")
+    monkeypatch.setattr(job, "is_initialized", lambda: True)
+    assert (Job.here().rank, Job.here().launched) == (3, None)

@@ -67,6 +67,10 @@ def test_the_size_of_values_is_that_of_what_is_in_them() -> None:
     assert size_of(Batch()) == (128 + 450, 1 + 1 + 51)
     assert size_of(([], {}, "four")) == (4, 4)
     assert size_of([np.zeros(2)] * 1000) == (16_000, 1001)
+    assert size_of([(3, [1.0] * 1000)] * 1) == (9 * 1001, 1004)
+    assert size_of([[(number, [1.0] * 100) for number in range(64)]])[1] == pytest.approx(
+        64 * 103, rel=0.02
+    )
     cyclic: list[object] = []
     cyclic.append(cyclic)
     assert size_of(cyclic)[0] == 0
