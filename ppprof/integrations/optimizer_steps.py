@@ -149,8 +149,12 @@ class OptimizerSteps:
     @property
     def _is_served(self) -> bool:
         """Whether this thread runs a call that is part of the step of the process that makes it."""
-        served = getattr(self._thread_state, "served", None)
-        return served is not None and max(served.values(), default=0) <= _STEPS_OF_A_SERVER
+        state = self._thread_state
+        served = getattr(state, "served", None)
+        if served is None:
+            return False
+        is_inside = getattr(state, "is_in_served_step", False)
+        return is_inside or max(served.values(), default=0) <= _STEPS_OF_A_SERVER
 
     def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer
