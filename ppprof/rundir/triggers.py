@@ -18,9 +18,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Optional
-
-import msgspec
 
 from ppprof.choices import MOST_TRIGGERED_STEPS
 from ppprof.errors import UsageError
@@ -33,12 +30,6 @@ _RESPONSES = f"{_FOLDER}/answers.jsonl"
 _MOST_BYTES = 1 << 16
 _MOST_RESPONSE_BYTES = 1 << 22
 """Most bytes to read, from the end of the file: some 10,000 decisions."""
-
-_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-# Python 3.9 cannot evaluate "int | None", and msgspec evaluates annotations.
-_Text = Optional[str]
-_OptionalNumber = Optional[_Number]
-_Numbers = Optional[list[_Number]]
 
 
 @dataclass(frozen=True)
@@ -63,15 +54,15 @@ class TriggerResponse:
     """Why the window was requested."""
     request: str = ""
     """Id of the request; "" for a window that a slow step opened."""
-    refused: _Text = None
+    refused: str | None = None
     """Why no window opens; None if a window opens. If it is set, the fields below stay None."""
-    window: _OptionalNumber = None
+    window: int | None = None
     """Number of the window."""
-    start: _OptionalNumber = None
+    start: int | None = None
     """First step of the window."""
-    steps: _OptionalNumber = None
+    steps: int | None = None
     """Number of steps of the window."""
-    ranks: _Numbers = None
+    ranks: list[int] | None = None
     """Ranks that record the window, ascending."""
 
 
@@ -174,11 +165,26 @@ def read_response(run: Path, request_id: str) -> TriggerResponse | None:
         text, _ = RunFile(run, _RESPONSES).read_end(_MOST_RESPONSE_BYTES)
         for line in text.decode("utf-8", "replace").splitlines():
             # A line that is still being written, or foreign.
-            with suppress(ValueError, RecursionError, msgspec.MsgspecError):
-                response = msgspec.convert(json.loads(line), TriggerResponse)
+            with suppress(ValueError, TypeError, RecursionError):
+                response = _checked(TriggerResponse(**json.loads(line)))
                 if response.request == request_id:
                     return response
     return None
+
+
+def _checked(response: TriggerResponse) -> TriggerResponse:
+    """Return ``response`` unchanged if its values are valid."""
+    numbers = [response.window, response.start, response.steps, *(response.ranks or [])]
+    is_valid = (
+        all(isinstance(text, str) for text in (response.why, response.request))
+        and (response.refused is None or isinstance(response.refused, str))
+        and isinstance(response.ranks, (list, type(None)))
+        and all(type(n) is int and 0 <= n < 2**62 for n in numbers if n is not None)
+        and None not in (response.ranks or [])
+    )
+    if not is_valid:
+        raise ValueError(f"not a response: {response!r}")
+    return response
 
 
 def write_completion(

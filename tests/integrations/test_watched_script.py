@@ -44,6 +44,7 @@ class StepRange:
     """Optimizers that step when a test says so."""
 
     num_optimizers = 2
+    has_served = begins_in_step = False
 
     def __init__(self, begin, step, number, at_creation) -> None:
         self.begin, self.step, self.is_closed = begin, step, False

@@ -15,14 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.capture import device
-from ppprof.config import ProfilerConfig
 from ppprof.errors import UsageError
 from ppprof.packages import installed_version
 from ppprof.topology import AXES, Topology
+
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
 
 log = logging.getLogger("ppprof")
 

@@ -293,7 +293,7 @@ def test_a_call_that_returns_in_a_later_segment_is_in_the_segment_that_sent_it(
 
 def answer(name: str) -> bytes:
     """Send a call to another process, and return its answer, as a carrier has it."""
-    origin = profiled_calls._current_origin(None)
+    origin = profiled_calls._current_origin(None, "", "")
     times = {"sent_ns": 1, "arrived_ns": 2, "began_ns": 3, "ended_ns": 4, "left_ns": 5}
     call = RemoteCall(name, None, name, "worker0", "worker1", "host:1", 1, **times, received_ns=0)
     return pickle.dumps(profiled_calls.RemoteResult(None, origin, ((call, b""),)))
