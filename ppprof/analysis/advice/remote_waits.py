@@ -32,6 +32,7 @@ REMOTE_WAITS = {
     "is_awaited": pl.Boolean,
     "waits_ns": pl.Int64,
     "sending_ns": pl.Int64,
+    "recording_ns": pl.Int64,
     "line": pl.String,
     "function_line": pl.String,
     "num_bytes": pl.Int64,
@@ -45,6 +46,7 @@ REMOTE_WAITS = {
 - ``is_awaited``: whether the thread of the steps waits for it, if only for a moment; true if unknown, for other carriers than rpc;
 - ``waits_ns``: how long the rank waits meanwhile, without what the recording takes on the worker;
 - ``sending_ns``: how much of that no function of any call runs: arguments or results are on their way, or pickled;
+- ``recording_ns``: how long the recording took on the worker, where it also held up what other processes had sent;
 - ``line``, ``function_line``: the rank's line that calls, and the worker's line that has most of the function's
   time (`ppprof.analysis.profile.python_lines.line_name`); null if unknown;
 - ``num_bytes``, ``num_objects``: of arguments and result, about; 0 if unknown."""
@@ -110,6 +112,7 @@ def remote_waits(
         function=pl.col("name").str.extract(r"^rpc#([^(]*)\("),
         function_ns=pl.col("ended_ns") - pl.col("began_ns"),
         is_awaited=is_awaited,
+        recording_ns=pl.col("before_ns") + pl.col("after_ns"),
         waits_ns=pl.Series(covered_within(waiting, since, received)),
         sending_ns=pl.Series(covered_within(sending, since, received)),
         **{

@@ -432,7 +432,11 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
         **UNKNOWN,
         **reason_of_waits(waits, max(1, len(whole)), wait_ns),
     }
-    return evidence.time_finding("remote-wait", wait_ns, "likely", facts, calls)
+    # Workers that several processes call are busy with recording them all: that is in the waits.
+    recording_ns = own.remote_waits.filter("is_awaited")["recording_ns"].sum()
+    is_sound = recording_ns <= wait_ns * own.steps.height
+    how = ("likely", "major") if is_sound else ("possible", "minor")
+    return evidence.time_finding("remote-wait", wait_ns, how[0], facts, calls, at_most=how[1])
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:

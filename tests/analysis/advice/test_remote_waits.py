@@ -9,10 +9,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import ppprof
 from ppprof.analysis.advice.indicators import IndicatorBuilder
 from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, reason_of_waits
+from ppprof.analysis.advice.waiting import remote_wait
 from ppprof.analysis.profile.profile import Profile
 from ppprof.remote_names import REMOTE
+from ppprof.run.advise import collect_evidence_of_run
 from ppprof.trace import read
 from tests.fixtures.findings import US, op, thread
 from tests.fixtures.timeline import Span, Thread, write
@@ -37,6 +40,7 @@ def table(
             "is_awaited": True,
             "waits_ns": (received - sent) * MS,
             "sending_ns": (received - sent - runs) * MS,
+            "recording_ns": 0,
             "line": "train.py:7, step()",
             "function_line": "train.py:3, f()",
             "num_bytes": num_bytes,
@@ -224,3 +228,20 @@ def test_waits_for_calls_none_of_which_is_recorded_are_left_to_the_lines(tmp_pat
     """As of a worker without ppprof: `remote-wait` would be silent, and the line that waits is named."""
     waits, calls = waits_of(tmp_path, [(1, 300, 900)], [])
     assert (waits, calls.height) == ([0] * 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("recorded_us", "sure"), [(100, ("major", "likely")), (900, ("minor", "possible"))]
+)
+def test_a_recording_that_takes_longer_than_the_wait_leaves_it_possible(
+    recorded_us: int, sure: tuple[str, str], tmp_path: Path
+) -> None:
+    """The server may have been busy with what other processes record of their calls."""
+    waits_of(tmp_path, [], [(300, 700)])
+    evidence = collect_evidence_of_run(ppprof.open(tmp_path / "raw.pb"))
+    ((rank, own),) = evidence.indicators.items()
+    waits = own.remote_waits.with_columns(recording_ns=pl.lit(recorded_us * US, pl.Int64))
+    indicators = {rank: own._replace(remote_waits=waits)}
+    (finding,) = remote_wait(dataclasses.replace(evidence, indicators=indicators))
+    assert finding.facts["remote_ns"] == 400 * US
+    assert (finding.severity, finding.confidence) == sure
