@@ -327,9 +327,7 @@ class _ScriptSession:
         """Write the page of the run, in a separate process."""
         try:
             run = self._run or rundir.newest(self._log)
-            if (
-                _world_size() > 1 and run.parent == self._log
-            ):  # of another process that works by rpc
+            if self._is_alone:  # several such processes may train
                 rank = os.environ["PADDLE_TRAINER_ID"]
                 page = str(Path(page).with_name(f"rank_{rank}_{Path(page).name}"))
             command = [sys.executable, "-c", _REPORT, "report", str(run), "-o", page, "--force"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,6 +102,26 @@ def test_an_error_of_the_script_is_the_sessions_too(session, watched, monkeypatc
     watched.exit_code = 7
     watched.close()
     assert session.calls == ["closed ValueError('loss is nan')", "closed SystemExit(7)"]
+
+
+@pytest.mark.parametrize(
+    ("by_rpc", "page"), [(False, "page.html"), (True, "rank_1_page.html")], ids=["ranks", "rpc"]
+)
+def test_a_later_run_of_several_ranks_has_its_page_where_it_is_wanted(
+    by_rpc, page, monkeypatch, session, watched, tmp_path
+):
+    """Processes that work by rpc alone may each write one, so their pages have other names."""
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    monkeypatch.setattr(script, "is_initialized", lambda: not by_rpc)
+    monkeypatch.setattr(script, "is_alone", lambda: by_rpc)
+    monkeypatch.setattr(StepRange, "begins_in_step", True)
+    commands = []
+    monkeypatch.setattr(script.subprocess, "run", lambda command, **_: commands.append(command))
+    assert watched._steps.begin()
+    watched._run = watched._log / "run_002"
+    watched._write_page(str(tmp_path / "page.html"))
+    assert [Path(command[command.index("-o") + 1]).name for command in commands] == [page]
 
 
 def test_of_several_ranks_none_begins_before_the_job_is_initialised(monkeypatch, session, watched):
