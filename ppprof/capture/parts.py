@@ -70,6 +70,10 @@ class FinishedStep(NamedTuple):
     """Whether the step ended when the device had done its work; None without a device."""
     communication_ns: int | None = None
     """Time in calls of communication, and waiting for them; None if it is unknown."""
+    paused_ns: int = 0
+    """Time in `ProfilerSession.paused` since the step before; it is in no step."""
+    paused_for: str | None = None
+    """What the pauses were for; None without a pause that says it."""
 
     def costing(self, cost: StepCost) -> FinishedStep:
         """Return the step with the cost that has become known."""
@@ -77,6 +81,7 @@ class FinishedStep(NamedTuple):
             batch_cost_ns=cost.batch_cost_ns,
             device_timed=cost.device_timed,
             excluded=self.excluded or cost.excluded,
+            paused_ns=cost.paused_ns,
         )
 
 
@@ -420,6 +425,7 @@ class StepsPart(Part):
                 device_timed=cost.device_timed,
                 excluded=step.excluded,
                 stall_ns=min(step.stall_ns, cost.batch_cost_ns),
+                paused_ns=cost.paused_ns,
             )
         self._add(step, record)
 
@@ -452,6 +458,8 @@ class StepsPart(Part):
             *self._processors.step(),
             step.communication_ns,
             self._allocated_bytes(),
+            step.paused_ns,
+            step.paused_for,
             None,
         )
         return _new(StepRecord, values)

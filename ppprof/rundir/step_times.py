@@ -33,6 +33,8 @@ STEP_TIMES = {
     "processors_own_ratio": pl.Float64,
     "communication_ns": pl.Int64,
     "host_peak_allocated_bytes": pl.Int64,
+    "paused_ns": pl.Int64,
+    "paused_for": pl.String,
     "others_ratio": pl.Float64,
     "num_before": pl.Int64,
 }

@@ -13,8 +13,8 @@ _FINDING = {
     "cost_ns": "number | null: Cost: what a typical step would get shorter by; null if the finding costs no time of its own.",
     "share": "number | null: cost_ns as a ratio of the step.",
     "basis": {
-        "enum": ["recorded", "outside the window", "without a window", None],
-        "description": "The steps that the cost is of; null without a cost.",
+        "enum": ["recorded", "outside the window", "without a window", "with pauses", None],
+        "description": "The steps that the cost is of; with pauses: of the time from a step to the next. Null without a cost.",
     },
     "alone_ns": "number | null: The cost without the other findings; cost_ns comes on top of what these cost. Null: it is cost_ns.",
     "replay": "null | $replay: The replay of all ranks that shows the cost; null if it is the rule's own estimate.",

@@ -148,6 +148,15 @@ def is_pause(name: str) -> bool:
     return name == PAUSE_SPAN or name.startswith(f"{PAUSE_SPAN}: ")
 
 
+def reason_of_pause(name: str) -> str:
+    """Return what a pause is for; "" if its span does not say it.
+
+    >>> reason_of_pause("paused: evaluation"), reason_of_pause("paused")
+    ('evaluation', '')
+    """
+    return name.partition(": ")[2]
+
+
 def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
     """Return host events in which steps follow one another, each with a number of its own.
 

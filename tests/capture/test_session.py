@@ -252,7 +252,7 @@ def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> No
     error = ValueError("no text to evaluate on")
 
     def evaluate() -> None:
-        with prof.paused():
+        with prof.paused("evaluation"):
             now[0] += 100
             raise error
 
@@ -262,10 +262,18 @@ def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> No
         evaluate()
     assert raised.value is error
     now[0] += 4
+    with prof.paused("evaluation"), prof.paused("checkpoint"), prof.paused():
+        now[0] += 50
+    prof.step()
     prof.step()
     prof.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["batch_cost_ns"] for record in records] == [3, 4]
+    names = ("batch_cost_ns", "paused_ns", "paused_for")
+    assert [tuple(record[name] for name in names) for record in records] == [
+        (3, 0, None),
+        (4, 150, "evaluation, checkpoint"),
+        (0, 0, None),
+    ]
 
 
 def test_mfu_is_of_the_devices_peak(capsys: pytest.CaptureFixture[str]) -> None:

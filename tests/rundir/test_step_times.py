@@ -42,9 +42,10 @@ def left(folder: Path, rank: int, *records: StepRecord) -> Path:
 
 def test_what_a_capture_leaves_is_read_back(tmp_path):
     left(tmp_path, 1, record(0, window=0), record(1, excluded=True))
-    left(tmp_path, 0, record(0))
+    left(tmp_path, 0, record(0, paused_ns=7, paused_for="evaluation"))
     table = read_step_times(tmp_path)
     assert table.schema == STEP_TIMES
+    assert table.row(0, named=True).items() >= {"paused_ns": 7, "paused_for": "evaluation"}.items()
     columns = ["rank", "step", "batch_cost_ns", "excluded", "window", "host_peak_bytes"]
     assert table.select(columns).rows() == [
         (0, 0, 10, False, None, 4096),

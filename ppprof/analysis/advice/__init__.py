@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import (
     beside,
+    between_steps,
     communication,
     launches,
     memory,
@@ -75,6 +76,11 @@ RULES: tuple[Rule, ...] = (
         "slow-steps",
         slow_steps.slow_steps,
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
+    ),
+    Rule(
+        "between-steps",
+        between_steps.between_steps,
+        thresholds={**_TIME, "least_steps": slow_steps.MANY_STEPS, "even": slow_steps.EVEN},
     ),
     Rule("interpreter-lock", beside.interpreter_lock, thresholds=_TIME),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
@@ -279,7 +285,7 @@ _UNDERMINED = {
     UNMARKED: frozenset[str](),
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
-    - {"input-bound", "no-device-events"},
+    - {"input-bound", "between-steps", "no-device-events"},
     UNSTEADY: IDLE,
 }
 """Doubt about a recording (`ppprof.trace.schema.Trace.doubts`) -> rules whose findings it undermines.

@@ -74,8 +74,11 @@ _OF_OPERATORS = (
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""
 
-BESIDE = "slow-steps"
-"""The rule whose cost is no part of the typical step: it is about the other steps."""
+SLOW_STEPS = "slow-steps"
+"""The rule about other steps than the typical ones."""
+
+BESIDE = frozenset((SLOW_STEPS, "between-steps"))
+"""Rules whose cost is no part of the typical step."""
 
 
 def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
@@ -99,8 +102,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         those of which less than `LEAST_RATIO` of a step is left. The costs add up to a step at most,
         those of `WAITING` rules to what the rank that waits longest waits, those of `COMPUTATION`
         rules to the computation of the median rank, and those of `IDLE` rules to the idle time of the
-        median device, without that in which a device waits for the excess of a slow rank. Slow steps
-        are beside that sum, without what another finding has of their cause.
+        median device, without that in which a device waits for the excess of a slow rank. Slow steps,
+        and pauses between steps, are beside that sum, the former without what another finding has of their cause.
     """
     whole = 1.0
     pools = {
@@ -113,7 +116,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     claimed: dict[str, float] = {}
     of_statements: list[Mapping[str, float]] = []
     for finding in _on_top(replayed(list(findings), evidence), evidence):
-        if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
+        if finding.cost_ns is None or finding.share is None or finding.rule in BESIDE:
             kept.append(finding)
             continue
         step_ns = finding.cost_ns / finding.share
@@ -163,7 +166,7 @@ def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
     What slows every second step down is in half of the recorded steps, typical ones, too; the slow steps are
     then others, which were not recorded. None if too little is left.
     """
-    if finding.rule != BESIDE or not finding.cost_ns or finding.share is None:
+    if finding.rule != SLOW_STEPS or not finding.cost_ns or finding.share is None:
         return finding
     place, cause = finding.facts.get("gap"), finding.facts.get("wording")
     is_wait = cause is None or (cause == "part" and finding.facts.get("part") == "exposed")

@@ -15,7 +15,12 @@ from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.growing_work import GROWING, growing_operators
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
+from ppprof.analysis.advice.own_lines import (
+    LEAST_BESIDE,
+    line_of_operators,
+    paused_lines,
+    starts_beside,
+)
 from ppprof.analysis.advice.penalties import penalties
 from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, remote_waits
 from ppprof.analysis.advice.repeated_calls import repeated_calls
@@ -192,6 +197,7 @@ most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a 
 host event around a blocking copy), accumulation (name of a gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
+paused [what the pause is for] (line in which a pause between steps passes; calls are samples),
 beside by statement [statement of the training that calls it] (likewise), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
 what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), caller and earlier [name of repeated] (the lines of
@@ -565,6 +571,7 @@ class IndicatorBuilder:
         sampled = sampled_steps(self.profile)
         if sampled is None:
             return
+        self.add_names("paused", paused_lines(self.profile))
         samples = samples_by_line(sampled)
         loads = contains(together(loading_intervals(self.profile)), samples["time_ns"].to_numpy())
         named = pl.col("step"), pl.col("name")

@@ -31,6 +31,7 @@ from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_EXECUTOR
+from ppprof.trace.steps import reason_of_pause
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""
@@ -179,6 +180,49 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
     return found.with_columns(name=name).drop_nulls("name")
+
+
+def paused_lines(profile: Profile) -> pl.DataFrame:
+    """Return the lines of the user's code in which the training's pauses pass, by samples.
+
+    Returns:
+        step, name (the line, as `_LineChooser.parts` chooses it: here all other time trains), subject (what
+        the pause is for, such as ``evaluation``; "" if unknown), calls (the instants that the samples stand for) and
+        time_ns, such that the times of a pause add up to it. No rows without samples.
+    """
+    schema = {"step": pl.Int64, "name": pl.String, "subject": pl.String}
+    nothing = pl.DataFrame(schema={**schema, "calls": pl.Int64, "time_ns": pl.Int64})
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return nothing
+    paused, training = (each.filter("is_step") for each in (sampled.paused, sampled.samples))
+    if paused.is_empty():
+        return nothing
+    samples = pl.concat([training, paused.select(training.columns)])
+    trains = np.arange(samples.height) < training.height
+    chooser = _LineChooser(sampled, samples, trains, np.zeros(samples.height, bool))
+    pauses = profile.pauses.select(
+        pause=pl.int_range(pl.len(), dtype=pl.Int64),
+        subject=pl.Series(map(reason_of_pause, profile.pauses["name"].to_list()), dtype=pl.String),
+        length_ns=pl.col("end_ns") - pl.col("start_ns"),
+    )
+    paused = paused.join(pauses, "pause", maintain_order="left").with_row_index("row")
+    names: list[str | None] = [None] * paused.height
+    for _, own in paused.group_by("subject", maintain_order=True):
+        rows = own["row"].to_list()
+        for row, name in zip(rows, chooser.parts([training.height + row for row in rows])):
+            names[row] = name
+    whole_ns = pl.col("weight_ns").sum().over("pause").clip(1)
+    time_ns = pl.col("weight_ns") * pl.col("length_ns") / whole_ns
+    return (
+        paused.with_columns(
+            name=pl.Series(names, dtype=pl.String),
+            calls=sampled.instants,
+            time_ns=time_ns.round().cast(pl.Int64),
+        )
+        .drop_nulls("name")
+        .select(*nothing.columns)
+    )
 
 
 def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
@@ -516,6 +560,41 @@ class _LineChooser:
                 rest = [row for row in rest if self._paths[row][:length] != inner]
         return [names.get(row, (None, None, None)) for row in rows.tolist()]
 
+    def parts(self, rows: Sequence[int]) -> list[str | None]:
+        """Return, for each sample, the name of the line that has most of its part of what they all do; None without a line.
+
+        ::
+
+            main:52 > loop:15 > evaluate:30 > gather:7     the parts of evaluate() are its lines 30 and 31;
+            main:52 > loop:15 > evaluate:31 > model:90     gather:7 is named, and 31, as model:90 trains, too
+        """
+        whole = sum(self._weights[row] for row in rows)
+        common: Path = ()
+        while True:
+            groups = self._below(common, rows)
+            sums = {each: sum(self._weights[row] for row in groups[each]) for each in groups}
+            best = max(sums, key=lambda each: sums[each], default=common)
+            is_training = best not in self._trains and bool(best) and best[-1] in self._shared
+            if not sums or sums[best] < _LOOP * whole or is_training:
+                break
+            common = best
+        names: dict[int, str] = {}
+        if common:
+            names = dict.fromkeys(rows, line_name(self._sampled.stacks, common[-1]))
+        for path, members in groups.items():
+            if path[-1] not in self._shared or path in self._trains:
+                inner = self._inner(path, members)
+                names.update(dict.fromkeys(members, line_name(self._sampled.stacks, inner[-1])))
+        return [names.get(row) for row in rows]
+
+    def _below(self, path: Path, rows: Sequence[int]) -> dict[Path, list[int]]:
+        """Return the paths that are one frame longer than a path, with their samples."""
+        below: dict[Path, list[int]] = defaultdict(list)
+        for row in rows:
+            if len(self._paths[row]) > len(path):
+                below[self._paths[row][: len(path) + 1]].append(row)
+        return below
+
     def _statement(self, path: Path) -> str:
         """Return the name of the line at a path's end; that of its function if most of this is beside the training, too.
 
@@ -538,10 +617,7 @@ class _LineChooser:
         """
         while True:
             whole = sum(self._weights[row] for row in rows)
-            inner: dict[Path, list[int]] = defaultdict(list)
-            for row in rows:
-                if len(self._paths[row]) > len(path):
-                    inner[self._paths[row][: len(path) + 1]].append(row)
+            inner = self._below(path, rows)
             sums = {each: sum(self._weights[row] for row in inner[each]) for each in inner}
             best = max(sums, key=lambda each: sums[each], default=path)
             if not sums or sums[best] < _MOST * whole or best[-1] in self._shared:

@@ -34,7 +34,7 @@ LONG_NS = 100_000_000
 _BY_CHANCE = 0.01
 """If slow steps came at random, a window that has none would be as improbable: they are in one stretch."""
 
-_EVEN = 3
+EVEN = 3
 """Least number of slow steps that can be called even."""
 
 
@@ -70,7 +70,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
     excess_ns = mean_of(slow, "step_ns") - typical_ns
     place = _place(evidence, excess_ns)
-    every = _distance(large) or _distance_of_line(evidence, place)
+    every = distance_of(large) or _distance_of_line(evidence, place)
     if basis != RECORDED and place["wording"] in (None, "part") and every is None:
         place |= _lock(evidence, excess_ns)
     facts: dict[str, Fact] = {
@@ -112,10 +112,10 @@ def _waiting(evidence: Evidence, steps: pl.DataFrame) -> pl.DataFrame:
     return steps.join(waits, "step").filter((excess_ns > 0) & (more_ns >= ALL_OF_IT * excess_ns))
 
 
-def _distance(steps: pl.DataFrame) -> int | None:
+def distance_of(steps: pl.DataFrame) -> int | None:
     """Return the distance of steps that come evenly; None if they do not, or are few."""
     distances = np.unique(np.diff(np.unique(steps["step"].to_numpy())))
-    return int(distances[0]) if steps.height >= _EVEN and len(distances) == 1 else None
+    return int(distances[0]) if steps.height >= EVEN and len(distances) == 1 else None
 
 
 def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | None:
@@ -131,7 +131,7 @@ def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | No
     large = steps.filter(pl.col("time_ns") >= steps["time_ns"].max() / 4)  # type: ignore[operator]
     numbers = np.sort(large["step"].to_numpy())
     distances = np.diff(numbers)
-    if len(numbers) < _EVEN or (distances % distances.min()).any():
+    if len(numbers) < EVEN or (distances % distances.min()).any():
         return None
     # Samples may miss the line in a step, but not in most of them.
     distance = int(distances.min())

@@ -46,6 +46,8 @@ class SampledSteps:
     """Time of an average step."""
     num_steps: int
     """Number of the steps."""
+    paused: pl.DataFrame
+    """The columns of ``samples``, and pause (row in `Profile.pauses`): samples that were taken in pauses."""
 
     @property
     def instants(self) -> pl.Expr:
@@ -118,11 +120,22 @@ def sampled_steps(profile: Profile) -> SampledSteps | None:
     ).drop_nulls("step")
     start, end = intervals_of(steps)
     pauses = union(*intervals_of(profile.pauses))
-    samples = samples.filter(~contains(pauses, samples["time_ns"].to_numpy()))
+    is_paused = contains(pauses, samples["time_ns"].to_numpy())
+    paused, samples = samples.filter(is_paused), samples.filter(~is_paused)
     if samples.filter("is_step")["weight_ns"].sum() <= 0:
         return None
     whole_ns = int((end - start - covered_within(pauses, start, end)).sum())
-    return SampledSteps(stacks, samples, whole_ns / steps.height, steps.height)
+    return SampledSteps(
+        stacks, samples, whole_ns / steps.height, steps.height, _with_pause(profile, paused)
+    )
+
+
+def _with_pause(profile: Profile, samples: pl.DataFrame) -> pl.DataFrame:
+    pauses = profile.pauses.with_row_index("pause").sort("start_ns")
+    begun = np.searchsorted(pauses["start_ns"].to_numpy(), samples["time_ns"].to_numpy(), "right")
+    return samples.with_columns(
+        pause=pauses["pause"].cast(pl.Int64).gather(np.maximum(begun, 1) - 1)
+    )
 
 
 def sample_lines(sampled: SampledSteps) -> list[str | None]:

@@ -18,6 +18,9 @@ import polars as pl
 
 RECORDED, NOT_RECORDED, NO_WINDOW = "recorded", "outside the window", "without a window"
 
+WITH_PAUSES = "with pauses"
+"""The time from a step to the next, with the pauses between them: `ppprof.analysis.advice.between_steps`."""
+
 
 class StepSample(NamedTuple):
     """The steps that a step time is of."""

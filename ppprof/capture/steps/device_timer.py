@@ -280,7 +280,9 @@ class DeviceStepTimer(StepTimer):
         if not self._known:
             return host._replace(device_timed=False)
         # The costs of earlier steps come first.
-        self._known.append(StepCost(host.batch_cost_ns or 0, device_timed=False))
+        self._known.append(
+            StepCost(host.batch_cost_ns or 0, device_timed=False, paused_ns=host.paused_ns)
+        )
         return StepTime(None, host.reader_cost_ns)
 
     @contextmanager
@@ -456,10 +458,10 @@ class DeviceStepTimer(StepTimer):
         elif kind is _Kind.RESUME:
             self._done.resume(now)
         else:
-            batch_cost_ns = self._done.step(now)
+            batch_cost_ns, paused_ns = self._done.step(now)
             if cost == _ON_DEVICE:  # the others say nothing of how long the device needs for a step
                 self._latest.append(batch_cost_ns)
-            self._known.append(StepCost(batch_cost_ns, *cost))
+            self._known.append(StepCost(batch_cost_ns, *cost, paused_ns))
 
     def _drop_pending(self) -> None:
         """Give marks that the device has not reached the host's time, and exclude their steps."""
@@ -486,7 +488,7 @@ class _Splitter:
 
     def __init__(self, now: int) -> None:
         self._start = now
-        self._paused_ns = 0
+        self._paused_ns = self._paused_before_ns = 0
         self._pause_start: int | None = None
 
     def pause(self, now: int) -> None:
@@ -497,7 +499,10 @@ class _Splitter:
             self._paused_ns += now - self._pause_start
         self._pause_start = None
 
-    def step(self, now: int) -> int:
+    def step(self, now: int) -> tuple[int, int]:
+        """Return the time of the step that ends, and the time in pauses since the step before."""
         now = (now if self._pause_start is None else self._pause_start) - self._paused_ns
         cost, self._start = now - self._start, now
-        return cost
+        paused_ns = self._paused_ns - self._paused_before_ns
+        self._paused_before_ns = self._paused_ns
+        return cost, paused_ns

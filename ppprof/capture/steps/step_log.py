@@ -5,13 +5,15 @@
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
 "processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
-"host_peak_allocated_bytes":18350080,"loss":2.75}``
+"host_peak_allocated_bytes":18350080,"paused_ns":612000000,"paused_for":"evaluation","loss":2.75}``
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import operator
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -88,6 +90,12 @@ class StepRecord(NamedTuple):
     host_peak_allocated_bytes: int | None = None
     """Peak memory of tensors on the host so far: what Paddle's allocator for the CPU has given out; null
     where Paddle does not count it."""
+    paused_ns: int | None = None
+    """Time in `ProfilerSession.paused` from the end of the step before to the end of this one: evaluations,
+    checkpoints. It is in no step; null in a log of an older version."""
+    paused_for: str | None = None
+    """What these pauses were for, as their caller has named them: ``evaluation, checkpoint``; null without
+    a name."""
     loss: float | None = None
     """The loss, if `ProfilerSession.step` was given a number, or one that a rank with scalars has read. In the file it is the text "nan", "inf" or "-inf" if it
     is not finite."""
@@ -97,6 +105,8 @@ _JSON = {
     **{"None": "null", "True": "true", "False": "false"},
     **{f":{value}": f':"{value}"' for value in ("nan", "inf", "-inf")},
 }
+_NAME = "\0"
+"""Stands for the text of ``paused_for`` while words are replaced, which may be in it."""
 _LINE = "{" + ",".join(f'"{name}":%s' for name in StepRecord._fields) + "}\n"
 
 
@@ -127,9 +137,17 @@ class StepLog:
         records, self._records, self._flushed = self._records, [], self._clock()
         if self._failed or not records:
             return
+        names = [json.dumps(each.paused_for) for each in records if each.paused_for is not None]
+        if names:
+            records = [
+                each if each.paused_for is None else each._replace(paused_for=_NAME)
+                for each in records
+            ]
         text = "".join([_LINE % record for record in records])  # json.dumps takes ten times as long
         for value, name in _JSON.items():
             text = text.replace(value, name)
+        first, *others = text.split(_NAME)
+        text = first + "".join(map(operator.add, names, others))
         try:
             self._file.append(text.encode())
         except OSError as error:

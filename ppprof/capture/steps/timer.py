@@ -22,6 +22,8 @@ class StepTime(NamedTuple):
     batch was read."""
     device_timed: bool | None = None
     """Whether the step ended when the device had done its work; None without a device."""
+    paused_ns: int = 0
+    """Time in pauses since the step before, on the clock of the batch cost; wrong while that is None."""
 
 
 class StepCost(NamedTuple):
@@ -33,6 +35,8 @@ class StepCost(NamedTuple):
     """Whether the step ended when the device had done its work; False if it is not known when."""
     excluded: bool = False
     """Whether the end is not exact."""
+    paused_ns: int = 0
+    """Time in pauses since the end of the step before."""
 
 
 class StepTimer:
@@ -44,6 +48,7 @@ class StepTimer:
         paused   _ _ _ _ _ | _ _ _ _ # # # # _ |
                  batch 5   | batch 5             ticks
                  reader 2  | reader 2
+                 paused 0  | paused 4
 
     The timer is also a hook of ``paddle.profiler.timer.benchmark()``, which Paddle's DataLoader
     iterators call around every batch. Only a hook is added to the benchmark, no event. With an event
@@ -55,7 +60,7 @@ class StepTimer:
         self._clock = clock
         self._pauses = 0
         self._pause_start = 0
-        self._paused_ns = 0
+        self._paused_ns = self._paused_before_ns = 0
         self._step_start = self._reader_start = 0
         self._reader_ns: int | None = None
         self._thread = threading.get_ident()
@@ -88,8 +93,10 @@ class StepTimer:
         From now on, reading counts only in the thread that calls `step`.
         """
         now = self._now()
-        step = _new(StepTime, (now - self._step_start, self._reader_ns, None))
+        paused_ns = self._paused_ns - self._paused_before_ns
+        step = _new(StepTime, (now - self._step_start, self._reader_ns, None, paused_ns))
         self._step_start, self._reader_ns = now, None
+        self._paused_before_ns = self._paused_ns
         self._thread = threading.get_ident()
         return step
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.disjoint import BESIDE
+from ppprof.analysis.advice.disjoint import BESIDE, SLOW_STEPS
 from ppprof.analysis.advice.finding import SMALL, Finding
 from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
@@ -768,12 +768,12 @@ def key_figures(report: ReportData, words: Words, links: Links) -> Sequence[Bloc
 
 
 def _gains(report: ReportData, words: Words) -> Iterator[Gains]:
-    """Yield the bar of what findings cost, if several cost time; slow steps are no part of it."""
+    """Yield the bar of what findings cost, if several cost time; those of `BESIDE` are no part of it."""
     rows = advice.finding_rows(report.findings, words.language)
     gains = [
         Gain(row.short, row.severity, format_time(row.cost_ns), row.share, f"#finding-{number}")
         for number, row in enumerate(rows, 1)
-        if row.cost_ns is not None and row.share is not None and row.rule != BESIDE
+        if row.cost_ns is not None and row.share is not None and row.rule not in BESIDE
     ]
     if len(gains) > 1:
         left = max(0.0, 1.0 - sum(gain.ratio for gain in gains))
@@ -795,8 +795,11 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
         of = words(f"about.{in_window}", num=num_slow)
         names.setdefault(format_time(recorded), of)
     for finding in report.findings[:1]:
-        if finding.rule == BESIDE and isinstance(finding.facts["step_ns"], float):
-            names.setdefault(format_time(finding.facts["step_ns"]), words("about.step_with_slow"))
+        if finding.rule in BESIDE and isinstance(finding.facts["step_ns"], float):
+            kind = "slow" if finding.rule == SLOW_STEPS else "pauses"
+            names.setdefault(
+                format_time(finding.facts["step_ns"]), words(f"about.step_with_{kind}")
+            )
     (first, *others) = names.items()
     text = words("about.step", step=first[0], of=first[1])
     return "".join(

@@ -17,7 +17,7 @@ import polars as pl
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import SMALL, Fact, Finding, Findings
-from ppprof.analysis.profile.step_basis import NOT_RECORDED
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, WITH_PAUSES
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES, Counted
@@ -243,8 +243,9 @@ def verdict(
         if finding.severity not in SMALL and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
             left -= share
             short = _short(finding, catalogue)
-            if finding.facts.get("basis") == NOT_RECORDED:
-                basis = words["basis"][NOT_RECORDED]
+            basis = finding.facts.get("basis")
+            if basis in (NOT_RECORDED, WITH_PAUSES):
+                basis = words["basis"][basis]
                 short = str(words["verdict_other"]).format(part=short, basis=basis)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
     shown = words["and"].join(parts) or "".join(

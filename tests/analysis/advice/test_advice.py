@@ -75,6 +75,8 @@ from tests.fixtures.findings import (
     on_views,
     one,
     op,
+    pauses,
+    pausing,
     penalised,
     pointwise,
     recomputing,
@@ -121,6 +123,7 @@ def synchronising():
 NEARLY = {
     "input-bound": {"threads": [loading(9)]},
     "slow-steps": {"threads": [thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 5, 1490])]},
+    "between-steps": {"threads": [pausing()], "step_lines": pauses(49)},  # 9.8 of a step
     "interpreter-lock": {"threads": [training(999)], "stacks": [beside_a_reader(ran=0.4)]},
     "slow-link": {
         "threads": [

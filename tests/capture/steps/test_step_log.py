@@ -50,7 +50,7 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
         '"stall_ns":0,"excluded":false,"window":0,"device_timed":null,'
         '"device_peak_reserved_bytes":null,"device_total_bytes":null,'
         '"processor_wait_ns":null,"processors_busy_ratio":null,"processors_own_ratio":null,"communication_ns":null,'
-        '"host_peak_allocated_bytes":null,"loss":null}'
+        '"host_peak_allocated_bytes":null,"paused_ns":null,"paused_for":null,"loss":null}'
     )
 
 
@@ -64,6 +64,22 @@ def test_a_loss_that_is_not_finite_is_a_text(tmp_path: Path, loss: float, writte
     log.flush()
     assert path.read_text().endswith(f'"loss":{written}}}\n')
     json.loads(path.read_text(), parse_constant=pytest.fail)  # strict JSON
+
+
+def test_what_a_pause_is_for_may_have_any_text(tmp_path: Path) -> None:
+    """Words of Python in it stay, though others become those of JSON."""
+    path, reasons = (
+        tmp_path / "rank_00000.jsonl",
+        [None, 'None: "nan":nan\0', None, "True \u8bc4\u4f30"],
+    )
+    log = StepLog(run_file(path))
+    for step, reason in enumerate(reasons):
+        log.add(record(step)._replace(paused_ns=step, paused_for=reason, loss=math.nan))
+    log.flush()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["paused_ns"], line["paused_for"], line["loss"]) for line in lines] == [
+        (step, reason, "nan") for step, reason in enumerate(reasons)
+    ]
 
 
 def test_truth_values_are_those_of_json(tmp_path: Path) -> None:
