@@ -30,8 +30,8 @@ _END_SECONDS = 3.0
 """How long a signal is delayed if it arrives after an exception has closed the session. Without the
 delay the process would end by the signal; a launcher should pass on the failure's exit code."""
 
-_MOST_PAUSES, _MOST_OF_A_PAUSE = 4, 40
-"""How many of the names of pauses since a step are kept, and how many characters of each."""
+_MOST_OF_A_PAUSE = 40
+"""Most characters of what a pause is for."""
 
 _new = tuple.__new__  # of a named tuple's values: its own takes three times as long
 
@@ -157,8 +157,6 @@ class RecordingSession(ProfilerSession):
         self._stalling = [part for part in parts if _overrides(part.stalls, Part.stalls)]
         self._timer = timer or StepTimer()
         self._communication_ns = communication_ns
-        self._pauses: list[str] = []
-        """What the pauses since the last step were for."""
         self._spent_ns: int | None = 0
         """Communication of the step that goes on, as far as it was taken from the recorder; None if unknown."""
         self._rank = rank
@@ -281,19 +279,12 @@ class RecordingSession(ProfilerSession):
     def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
         self._count_communication()
-        self._note_pause(what)
-        with self._timer.paused(), self._pause_span(what):
+        reason = text_of(what)[:_MOST_OF_A_PAUSE] if what and self._may_end_steps() else ""
+        with self._timer.paused(reason), self._pause_span(what):
             try:
                 yield
             finally:
                 self._count_communication()  # while the timer is paused: it counts in no step
-
-    def _note_pause(self, what: str) -> None:
-        """Remember what the training pauses for: a few words, each once."""
-        name = text_of(what)[:_MOST_OF_A_PAUSE] if what else ""
-        is_new = bool(name) and name not in self._pauses
-        if is_new and len(self._pauses) < _MOST_PAUSES and self._may_end_steps():
-            self._pauses.append(name)
 
     def _count_communication(self) -> None:
         """Add the communication since the last call to that of the step, unless it was in a pause."""
@@ -343,10 +334,7 @@ class RecordingSession(ProfilerSession):
 
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
-        batch_cost_ns, reader_cost_ns, device_timed, paused_ns = self._timer.step()
-        paused_for = None
-        if self._pauses:
-            paused_for, self._pauses = ", ".join(self._pauses), []
+        batch_cost_ns, reader_cost_ns, device_timed, paused_ns, paused_for = self._timer.step()
         self._count_communication()
         communication_ns = None if self._communication_ns is None else self._spent_ns
         self._spent_ns = 0

@@ -74,6 +74,11 @@ class CallbackSession:
             self._pause.enter_context(self.session.paused(what))
             self._reason = what
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause is open."""
+        return self._reason is not None
+
     def resume(self) -> None:
         """Count step time again; do nothing without a pause."""
         self._reason = None

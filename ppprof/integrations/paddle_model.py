@@ -68,6 +68,16 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         """Stop counting step time until the next epoch: a checkpoint or an evaluation may follow."""
         self.pause("end of epoch")
 
+    def on_eval_begin(self, logs: Any = None) -> None:
+        """Call the pause an evaluation if ``fit`` evaluates behind an epoch."""
+        if self.is_paused:
+            self.pause("evaluation")
+
+    def on_eval_end(self, logs: Any = None) -> None:
+        """Call the rest of the pause the end of the epoch."""
+        if self.is_paused:
+            self.pause("end of epoch")
+
     def on_train_end(self, logs: Any = None) -> None:
         """Close the session."""
         self.end()

@@ -262,8 +262,9 @@ def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> No
         evaluate()
     assert raised.value is error
     now[0] += 4
-    with prof.paused("evaluation"), prof.paused("checkpoint"), prof.paused():
-        now[0] += 50
+    for what, length in (("checkpoint", 50), ("", 30), ("log", 5)):
+        with prof.paused(what), prof.paused("nested"):
+            now[0] += length
     prof.step()
     prof.step()
     prof.close()
@@ -271,7 +272,7 @@ def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> No
     names = ("batch_cost_ns", "paused_ns", "paused_for")
     assert [tuple(record[name] for name in names) for record in records] == [
         (3, 0, None),
-        (4, 150, "evaluation, checkpoint"),
+        (4, 185, "evaluation, checkpoint"),
         (0, 0, None),
     ]
 

@@ -80,6 +80,10 @@ def test_batches_of_all_epochs_are_steps_and_losses_stay_the_same(tmp_path: Path
     assert {line["num_samples"] for line in lines} == {4}
     # Five batches of evaluation take 4 s after each epoch; no step has them.
     assert max(line["batch_cost_ns"] for line in lines[1:]) < 3_000_000_000
+    assert {line["step"]: line["paused_for"] for line in lines if line["paused_for"]} == {
+        5: "evaluation"
+    }
+    assert lines[5]["paused_ns"] > 4_000_000_000
     (summary,) = arrived(tmp_path, "log/summary/rank_00000_w0.json")
     tables = json.loads(summary.read_text())["tables"]
     rows = {row["name"]: row["calls"] for row in tables["model"]}

@@ -27,13 +27,18 @@ def between_steps(evidence: Evidence) -> list[Finding]:
     Pauses ahead of the training's first step, and behind its last, are no part of it. Steps outside windows
     count if there are `MANY_STEPS` with a pause among them, else all: recording makes a pause longer, too.
     """
-    steps, step_ns = _steps(evidence)
-    paused = steps.filter(pl.col("paused_ns") >= max(1.0, LEAST_RATIO * step_ns))
+    every_step, steps, step_ns = _steps(evidence)
+    is_pause = pl.col("paused_ns") >= max(1.0, LEAST_RATIO * step_ns)
+    paused = steps.filter(is_pause)
     if paused.is_empty() or not step_ns:
         return []
     cost_ns = float(paused["paused_ns"].sum()) / steps.height
-    every = distance_of(paused)
-    reason = _reason(paused)
+    reasons = _reasons(paused)
+    reason = reasons[0] if reasons else None
+    # A checkpoint, too, may come at some of the evaluations, or between them.
+    has_reason = pl.lit(True) if reason is None else _names().list.contains(reason)
+    of_reason = every_step.filter(is_pause & has_reason)
+    distance = distance_of(of_reason)
     lines, in_window_ns = _lines(evidence, reason)
     large = lines.filter(pl.col("time_ns") >= _LEAST_OF_A_PAUSE * in_window_ns)
     line, line_ns = large.row(0) if large.height else (None, None)
@@ -43,10 +48,10 @@ def between_steps(evidence: Evidence) -> list[Finding]:
     facts: dict[str, Fact] = {
         "num_paused": paused.height,
         "num_steps": steps.height,
-        "before_steps": ", ".join(map(str, paused["step"].head(10)))
-        + ", ..." * (paused.height > 10),
-        "every": every,
-        "paused_for": reason,
+        "before_steps": ", ".join(map(str, of_reason["step"].head(10)))
+        + ", ..." * (of_reason.height > 10),
+        "distance": distance,
+        "paused_for": ", ".join(reasons) or None,
         "pause_ns": mean_of(paused, "paused_ns"),
         "own_step_ns": step_ns,
         "line": line,
@@ -54,7 +59,7 @@ def between_steps(evidence: Evidence) -> list[Finding]:
         "other_line": other_line,
         "other_ns": other_ns,
         "wording": None if line is None else "line",
-        "remedy": _REMEDIES.get(str(reason).partition(",")[0], "code"),
+        "remedy": _REMEDIES.get(str(reason), "code"),
     }
     rows = lines.rename({"time_ns": "of_pause_ns"})
     if rows.is_empty():
@@ -62,36 +67,40 @@ def between_steps(evidence: Evidence) -> list[Finding]:
         rows = longest.select("paused_for", before_step="step", of_pause_ns="paused_ns")
     # A single pause may be the only one of a long training.
     at_most = "moderate" if paused.height == 1 else "major"
-    few = "possible" if paused.height < EVEN else "likely"
-    confidence = few if every is None else "sure"
+    few = "possible" if of_reason.height < EVEN else "likely"
+    confidence = few if distance is None else "sure"
     basis = (step_ns + cost_ns, WITH_PAUSES)
     return evidence.time_finding(
         "between-steps", cost_ns, confidence, facts, rows, basis, at_most=at_most
     )
 
 
-def _steps(evidence: Evidence) -> tuple[pl.DataFrame, float]:
-    """Return step, paused_ns and paused_for of the steps that count, and the time of one without pauses."""
+def _steps(evidence: Evidence) -> tuple[pl.DataFrame, pl.DataFrame, float]:
+    """Return step, paused_ns and paused_for of all steps and of those that count, and the time of one without pauses."""
     times = evidence.step_times.drop_nulls("paused_ns")
     times = times.filter(num_before(times) > 0)
-    outside = times.filter(pl.col("window").is_null())
+    # The ranks wait for the one that pauses longest.
+    longest = pl.col("paused_for", "window").sort_by("paused_ns").last()
+    steps = times.group_by("step").agg(longest, pl.col("paused_ns").max()).sort("step")
+    outside = steps.filter(pl.col("window").is_null())
     step_ns = evidence.step_ns
     has_pause = (outside["paused_ns"] >= LEAST_RATIO * step_ns).any()
-    if outside["step"].n_unique() >= MANY_STEPS and has_pause:
-        times = outside
-        typical = without_slow(evidence.unrecorded)
-        step_ns = mean_of(typical, "step_ns") or step_ns
-    # The ranks wait for the one that pauses longest.
-    longest = pl.col("paused_for").sort_by("paused_ns").last()
-    steps = times.group_by("step").agg(longest, pl.col("paused_ns").max()).sort("step")
-    return steps, step_ns
+    if outside.height < MANY_STEPS or not has_pause:
+        return steps, steps, step_ns
+    typical = without_slow(evidence.unrecorded)
+    return steps, outside, mean_of(typical, "step_ns") or step_ns
 
 
-def _reason(paused: pl.DataFrame) -> str | None:
-    """Return what the pauses with most of the time are for; None if they have no name."""
-    sums = paused.group_by("paused_for").agg(pl.col("paused_ns").sum())
-    largest: str | None = sums.sort("paused_ns", "paused_for", descending=True)["paused_for"][0]
-    return largest
+def _names() -> pl.Expr:
+    return pl.col("paused_for").str.split(", ")
+
+
+def _reasons(paused: pl.DataFrame) -> list[str]:
+    """Return what pauses are for, with the reason of most of the time first; each has a share of a pause for several."""
+    share_ns = pl.col("paused_ns") / _names().list.len()
+    sums = paused.select(name=_names(), share_ns=share_ns).drop_nulls("name").explode("name")
+    sums = sums.group_by("name").agg(pl.col("share_ns").sum())
+    return sums.sort("share_ns", "name", descending=[True, False])["name"].to_list()
 
 
 def _lines(evidence: Evidence, reason: str | None) -> tuple[pl.DataFrame, float]:
@@ -99,9 +108,7 @@ def _lines(evidence: Evidence, reason: str | None) -> tuple[pl.DataFrame, float]
 
     Columns: name, time_ns of a pause, the largest first.
     """
-    named = evidence.named(evidence.indicators, "paused")
-    names = [reason] if reason is None else ["", reason, *reason.split(", ")]
-    named = named.filter(pl.col("subject").is_in([name or "" for name in names]))
+    named = evidence.named(evidence.indicators, "paused").filter(subject=reason or "")
     num = max(1, named.select("step").n_unique()) * max(1, len(evidence.indicators))
     lines = named.group_by("name").agg(pl.col("time_ns").sum() / num)
     lines = lines.sort("time_ns", "name", descending=[True, False])

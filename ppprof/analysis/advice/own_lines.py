@@ -574,18 +574,21 @@ class _LineChooser:
             groups = self._below(common, rows)
             sums = {each: sum(self._weights[row] for row in groups[each]) for each in groups}
             best = max(sums, key=lambda each: sums[each], default=common)
-            is_training = best not in self._trains and bool(best) and best[-1] in self._shared
-            if not sums or sums[best] < _LOOP * whole or is_training:
+            if not sums or sums[best] < _LOOP * whole or self._is_model(best):
                 break
             common = best
         names: dict[int, str] = {}
-        if common:
+        if common and common not in self._trains:
             names = dict.fromkeys(rows, line_name(self._sampled.stacks, common[-1]))
         for path, members in groups.items():
-            if path[-1] not in self._shared or path in self._trains:
+            if path not in self._trains and path[-1] not in self._shared:
                 inner = self._inner(path, members)
                 names.update(dict.fromkeys(members, line_name(self._sampled.stacks, inner[-1])))
         return [names.get(row) for row in rows]
+
+    def _is_model(self, path: Path) -> bool:
+        """Return whether a path that does not train ends in a line that trains elsewhere, as the model's do."""
+        return path not in self._trains and path[-1] in self._shared
 
     def _below(self, path: Path, rows: Sequence[int]) -> dict[Path, list[int]]:
         """Return the paths that are one frame longer than a path, with their samples."""

@@ -275,7 +275,7 @@ class DeviceStepTimer(StepTimer):
         host = super().step()
         if not self._fails:
             self._mark(_Kind.STEP)
-            return StepTime(None, host.reader_cost_ns)
+            return host._replace(batch_cost_ns=None)
         self._drop_pending()
         if not self._known:
             return host._replace(device_timed=False)
@@ -283,16 +283,16 @@ class DeviceStepTimer(StepTimer):
         self._known.append(
             StepCost(host.batch_cost_ns or 0, device_timed=False, paused_ns=host.paused_ns)
         )
-        return StepTime(None, host.reader_cost_ns)
+        return host._replace(batch_cost_ns=None)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time, on the host and on the device, counts in no step."""
         is_outermost = not self._pauses
         if is_outermost:
             self._mark(_Kind.PAUSE)
         try:
-            with super().paused():
+            with super().paused(what):
                 yield
         finally:
             if is_outermost:

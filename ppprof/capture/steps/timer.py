@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 _new = tuple.__new__  # of a named tuple's values: its own takes three times as long
 
+_LEAST_REASON, _MOST_REASONS = 0.1, 4
+"""Share of the pauses since a step from which a reason is named, and how many are."""
+
 
 class StepTime(NamedTuple):
     """The times of one step, named as in Paddle's Perf Summary."""
@@ -24,6 +27,8 @@ class StepTime(NamedTuple):
     """Whether the step ended when the device had done its work; None without a device."""
     paused_ns: int = 0
     """Time in pauses since the step before, on the clock of the batch cost; wrong while that is None."""
+    paused_for: str | None = None
+    """What most of that time was for, longest first: ``evaluation, checkpoint``; None if no pause has a name."""
 
 
 class StepCost(NamedTuple):
@@ -61,6 +66,8 @@ class StepTimer:
         self._pauses = 0
         self._pause_start = 0
         self._paused_ns = self._paused_before_ns = 0
+        self._paused_for: dict[str, int] = {}
+        """What the pauses since the last step were for, and how long they took."""
         self._step_start = self._reader_start = 0
         self._reader_ns: int | None = None
         self._thread = threading.get_ident()
@@ -94,7 +101,8 @@ class StepTimer:
         """
         now = self._now()
         paused_ns = self._paused_ns - self._paused_before_ns
-        step = _new(StepTime, (now - self._step_start, self._reader_ns, None, paused_ns))
+        reasons = self._reasons() if self._paused_for else None
+        step = _new(StepTime, (now - self._step_start, self._reader_ns, None, paused_ns, reasons))
         self._step_start, self._reader_ns = now, None
         self._paused_before_ns = self._paused_ns
         self._thread = threading.get_ident()
@@ -111,10 +119,10 @@ class StepTimer:
         """Make the costs of all steps known, for `take`."""
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time counts neither as step time nor as reader cost.
 
-        Pauses may be nested.
+        Pauses may be nested: then they are for what the outer one is.
         """
         if not self._pauses:
             self._pause_start = self._clock()
@@ -124,7 +132,17 @@ class StepTimer:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                self._paused_ns += self._clock() - self._pause_start
+                pause_ns = self._clock() - self._pause_start
+                self._paused_ns += pause_ns
+                self._paused_for[what] = self._paused_for.get(what, 0) + pause_ns
+
+    def _reasons(self) -> str | None:
+        reasons, self._paused_for = self._paused_for, {}
+        least_ns = _LEAST_REASON * sum(reasons.values())
+        large = [what for what, pause_ns in reasons.items() if what and pause_ns >= least_ns]
+        return (
+            ", ".join(sorted(large, key=reasons.__getitem__, reverse=True)[:_MOST_REASONS]) or None
+        )
 
     def is_paused(self) -> bool:
         """Return whether a block of `paused` is open."""

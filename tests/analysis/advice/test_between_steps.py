@@ -63,6 +63,7 @@ def test_pauses_outside_windows_count_where_there_are_enough_steps(tmp_path):
     (finding,) = found(tmp_path, lines)
     assert finding.cost_ns == pytest.approx(9000 / 30 * US)
     assert finding.facts["num_paused"] == 3
+    assert finding.facts["before_steps"] == "5, 10, 15, 35, 40"
 
 
 def test_a_line_is_of_pauses_for_what_most_of_the_time_goes_to(tmp_path):
@@ -71,6 +72,17 @@ def test_a_line_is_of_pauses_for_what_most_of_the_time_goes_to(tmp_path):
     (finding,) = found(tmp_path, lines, stacks=EVALUATES)
     assert (finding.facts["line"], finding.facts["remedy"]) == (None, "code-checkpoint")
     assert finding.evidence.row(0) == ("checkpoint", 10, 3000 * US)
+
+
+def test_evaluations_come_evenly_though_checkpoints_lie_between(tmp_path):
+    lines = lines_with({5: 3000, 10: 4000, 12: 100, 15: 3000}, paused_for="evaluation")
+    lines[10]["paused_for"], lines[12]["paused_for"] = "evaluation, checkpoint", "checkpoint"
+    (finding,) = found(tmp_path, lines)
+    names = ("num_paused", "distance", "before_steps", "paused_for", "remedy")
+    assert [finding.facts[name] for name in names] == [
+        *(4, 5, "5, 10, 15"),
+        *("evaluation, checkpoint", "code-evaluation"),
+    ]
 
 
 def test_lines_that_train_too_are_not_named_in_a_pause(tmp_path):
@@ -87,6 +99,17 @@ def test_lines_that_train_too_are_not_named_in_a_pause(tmp_path):
     assert finding.facts["line_ns"] == 500 * US
 
 
+def test_the_evaluation_of_a_package_has_no_line_of_the_model(tmp_path):
+    """As in ``Model.fit``: the same line calls the layer, in steps and in the pause."""
+    (stacks,) = EVALUATES
+    samples = stacks.samples.copy()
+    samples[np.isin(samples[:, 3], (LOGS, AFTER)), 3] = FORWARD
+    (finding,) = found(
+        tmp_path, *pauses(2500), stacks=[dataclasses.replace(stacks, samples=samples)]
+    )
+    assert finding.facts["line"] is None
+
+
 def test_the_line_after_a_training_names_pauses_with_their_reason(tmp_path):
     (finding,) = found(tmp_path, *pauses(2500), stacks=EVALUATES)
     line = "train.py:7, log(): file.write(json.dumps(weights))"
@@ -96,5 +119,5 @@ def test_the_line_after_a_training_names_pauses_with_their_reason(tmp_path):
     assert verdict(500 * US, [finding]) == expected
     (row,) = finding_rows([finding])
     assert row.cost_text == "costs 500 us of a step, with pauses (33.3%)"
-    assert "Ahead of: 5, 10, 15, 20, 25, 30 (every 5 steps)." in row.what
+    assert "ahead of steps 5, 10, 15, 20, 25, 30 (every 5 steps)." in row.what
     assert "500 us of the 1.5 ms from one step to the next" in row.what
