@@ -74,6 +74,10 @@ class FinishedStep(NamedTuple):
     """Time in `ProfilerSession.paused` since the step before; it is in no step."""
     paused_for: str | None = None
     """What the pauses were for; None without a pause that says it."""
+    started_workers: int | None = None
+    """Worker processes that Paddle's DataLoaders started in the step; None if that is unknown."""
+    starting_ns: int | None = None
+    """Time that this took, with that of stopping and resuming workers; None if it is unknown."""
 
     def costing(self, cost: StepCost) -> FinishedStep:
         """Return the step with the cost that has become known."""
@@ -460,6 +464,8 @@ class StepsPart(Part):
             self._allocated_bytes(),
             step.paused_ns,
             step.paused_for,
+            step.started_workers,
+            step.starting_ns,
             None,
         )
         return _new(StepRecord, values)

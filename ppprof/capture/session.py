@@ -334,7 +334,7 @@ class RecordingSession(ProfilerSession):
 
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
-        batch_cost_ns, reader_cost_ns, device_timed, paused_ns, paused_for = self._timer.step()
+        batch_cost_ns, reader_cost_ns, device_timed, *others = self._timer.step()
         self._count_communication()
         communication_ns = None if self._communication_ns is None else self._spent_ns
         self._spent_ns = 0
@@ -360,8 +360,7 @@ class RecordingSession(ProfilerSession):
             states.next_window,
             device_timed,
             communication_ns,
-            paused_ns,
-            paused_for,
+            *others,
         )
         step = _new(FinishedStep, values)
         return step if cost is None else step.costing(cost)

@@ -35,6 +35,8 @@ STEP_TIMES = {
     "host_peak_allocated_bytes": pl.Int64,
     "paused_ns": pl.Int64,
     "paused_for": pl.String,
+    "started_workers": pl.Int64,
+    "starting_ns": pl.Int64,
     "others_ratio": pl.Float64,
     "num_before": pl.Int64,
 }

@@ -70,7 +70,9 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
     excess_ns = mean_of(slow, "step_ns") - typical_ns
     place = _place(evidence, excess_ns)
-    every = distance_of(large) or _distance_of_line(evidence, place)
+    starts, starts_every = _starts(evidence, slow, typical)
+    place |= starts
+    every = distance_of(large) or starts_every or _distance_of_line(evidence, place)
     if basis != RECORDED and place["wording"] in (None, "part") and every is None:
         place |= _lock(evidence, excess_ns)
     facts: dict[str, Fact] = {
@@ -85,7 +87,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
     )
-    confidence = "possible" if every is None else "sure"
+    unsure = "likely" if starts else "possible"
+    confidence = unsure if every is None else "sure"
     findings = evidence.time_finding(
         "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
     )
@@ -101,6 +104,43 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
         for finding in findings
     ]
+
+
+def _starts(
+    evidence: Evidence, slow: pl.DataFrame, typical: pl.DataFrame
+) -> tuple[dict[str, Fact], int | None]:
+    """Return that slow steps begin a pass over a DataLoader with workers, and the distance of these passes.
+
+    ::
+
+        stop the workers, start others | wait for the first batch | rest of the step
+        ------------ starting_ns ----- | ---- reading ----------- | as usual
+
+    Empty, and None, unless that has half of what slow steps take longer.
+    """
+    longest = pl.col("started_workers", "starting_ns", "reader_cost_ns").max()
+    times = evidence.step_times.group_by("step").agg(longest).sort("step")
+    usual_ns = mean_of(times.join(typical, "step", "semi"), "reader_cost_ns")
+    reading_ns = (pl.col("reader_cost_ns").fill_null(0) - usual_ns).clip(0)
+    times = times.with_columns(took_ns=pl.col("starting_ns") + reading_ns)
+    begins = slow.join(times, "step").filter(
+        (pl.col("took_ns") >= pl.col("excess_ns") / 2)
+        & (pl.col("starting_ns") >= pl.col("took_ns") / 2)
+    )
+    if begins.height < 2 or begins["excess_ns"].sum() < slow["excess_ns"].sum() / 2:
+        return {}, None
+    num_workers: int = begins["started_workers"].max()  # type: ignore[assignment]
+    kind = "workers" if num_workers else "resumed"
+    facts: dict[str, Fact] = {
+        **dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "flops_factor")),
+        "num_begin": begins.height,
+        "num_workers": num_workers or None,
+        "start_ns": mean_of(begins, "took_ns"),
+        "wording": kind,
+        "remedy": f"code-{kind}",
+    }
+    least_ns = mean_of(begins, "starting_ns") / 4
+    return facts, distance_of(times.filter(pl.col("starting_ns") >= max(1.0, least_ns)))
 
 
 def _waiting(evidence: Evidence, steps: pl.DataFrame) -> pl.DataFrame:
@@ -153,7 +193,10 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     not recorded. Garbage collections are the place if they explain half of both.
     """
     place: dict[str, Fact] = dict.fromkeys(
-        ("gap", "gap_ns", "part", "part_ns", "flops_factor", "wording")
+        (
+            *("gap", "gap_ns", "part", "part_ns", "flops_factor", "wording"),
+            *("num_begin", "num_workers", "start_ns"),  # of `_starts`
+        )
     )
     slow = evidence.all_steps
     if not slow.is_empty():

@@ -5,7 +5,8 @@
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
 "processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
-"host_peak_allocated_bytes":18350080,"paused_ns":612000000,"paused_for":"evaluation","loss":2.75}``
+"host_peak_allocated_bytes":18350080,"paused_ns":612000000,"paused_for":"evaluation",
+"started_workers":0,"starting_ns":0,"loss":2.75}``
 """
 
 from __future__ import annotations
@@ -96,6 +97,13 @@ class StepRecord(NamedTuple):
     paused_for: str | None = None
     """What these pauses were for, as their caller has named them: ``evaluation, checkpoint``; null without
     a name."""
+    started_workers: int | None = None
+    """Worker processes that Paddle's DataLoaders started in the step, in the thread that calls
+    `ProfilerSession.step`: each pass over the data starts them anew, unless they persist. Null where it
+    is unknown, as in a log of an older version."""
+    starting_ns: int | None = None
+    """Time that this took, with that of stopping workers at the end of a pass, and of waiting until
+    persistent ones have begun anew; null as ``started_workers``."""
     loss: float | None = None
     """The loss, if `ProfilerSession.step` was given a number, or one that a rank with scalars has read. In the file it is the text "nan", "inf" or "-inf" if it
     is not finite."""

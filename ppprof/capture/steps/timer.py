@@ -29,6 +29,10 @@ class StepTime(NamedTuple):
     """Time in pauses since the step before, on the clock of the batch cost; wrong while that is None."""
     paused_for: str | None = None
     """What most of that time was for, longest first: ``evaluation, checkpoint``; None if no pause has a name."""
+    started_workers: int | None = None
+    """Worker processes that Paddle's DataLoaders have started for the thread of the steps; None if that is unknown."""
+    starting_ns: int | None = None
+    """Time that starting these took, and stopping and resuming others; None if it is unknown."""
 
 
 class StepCost(NamedTuple):
@@ -70,26 +74,36 @@ class StepTimer:
         """What the pauses since the last step were for, and how long they took."""
         self._step_start = self._reader_start = 0
         self._reader_ns: int | None = None
+        self._is_reading = False
         self._thread = threading.get_ident()
         self._benchmark: Any = None
+        self._unwatch: Callable[[], None] | None = None
+        """Ends the watching of workers."""
+        self._started_workers = self._starting_ns = 0
 
     def start(self) -> None:
         """Begin the first step."""
         self._step_start = self._reader_start = self._now()
 
     def watch_readers(self) -> None:
-        """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost).
+        """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost), and for their workers to start.
 
         Installs this timer as a hook of ``paddle.profiler.timer.benchmark()``. Without this call,
         steps have no reader cost.
         """
         from paddle.profiler.timer import benchmark
 
+        from ppprof.capture.steps.loader_starts import watch_starts
+
         self._benchmark = benchmark()
         self._benchmark.hooks["ppprof"] = self
+        self._unwatch = watch_starts(self._note_start, self._clock)
 
     def close(self) -> None:
-        """Remove this timer from the hooks of Paddle's benchmark."""
+        """Remove this timer from the hooks of Paddle's benchmark, and watch no workers."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
         if self._benchmark is not None:
             self._benchmark.hooks.pop("ppprof", None)
             self._benchmark = None
@@ -102,7 +116,12 @@ class StepTimer:
         now = self._now()
         paused_ns = self._paused_ns - self._paused_before_ns
         reasons = self._reasons() if self._paused_for else None
-        step = _new(StepTime, (now - self._step_start, self._reader_ns, None, paused_ns, reasons))
+        starts: tuple[int | None, int | None] = None, None
+        if self._unwatch is not None:
+            starts = self._started_workers, self._starting_ns
+            self._started_workers = self._starting_ns = 0
+        values = (now - self._step_start, self._reader_ns, None, paused_ns, reasons, *starts)
+        step = _new(StepTime, values)
         self._step_start, self._reader_ns = now, None
         self._paused_before_ns = self._paused_ns
         self._thread = threading.get_ident()
@@ -151,12 +170,20 @@ class StepTimer:
     def before_reader(self, benchmark: Any) -> None:
         """Start to measure reading; Paddle calls this before a DataLoader fetches a batch."""
         if self._delays_step():
-            self._reader_start = self._now()
+            self._reader_start, self._is_reading = self._now(), True
 
     def after_reader(self, benchmark: Any) -> None:
         """Add the time since `before_reader`; Paddle calls this when a batch has been fetched."""
         if self._delays_step():
             self._reader_ns = (self._reader_ns or 0) + self._now() - self._reader_start
+            self._is_reading = False
+
+    def _note_start(self, num_workers: int, took_ns: int, ends_data: bool) -> None:
+        if self._delays_step():
+            if ends_data and self._is_reading:  # of a batch that there is not
+                took_ns, self._is_reading = self._now() - self._reader_start, False
+            self._started_workers += num_workers
+            self._starting_ns += took_ns
 
     def begin(self, benchmark: Any) -> None:
         """Do nothing: Paddle's hook interface requires this method."""

@@ -183,6 +183,50 @@ def test_waiting_for_a_loader_is_reading(paddle: Any, watching: StepTimer, worke
 
 
 @pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("options", "started"),
+    [
+        ({"num_workers": 2}, [2, 2, 2]),
+        ({"num_workers": 2, "persistent_workers": True}, [2, 0, 0]),
+        ({}, [0, 0, 0]),
+    ],
+)
+def test_each_pass_over_a_loader_starts_its_workers(
+    paddle: Any, watching: StepTimer, options: dict[str, Any], started: list[int]
+) -> None:
+    """A pass of two batches is two steps; with the second one's end, the workers stop, in the step after it."""
+    loader, steps = paddle.io.DataLoader(Slow(), batch_size=5, **options), []
+    for _ in range(3):
+        for _ in loader:
+            steps.append(watching.step())
+    first, others = steps[::2], steps[1::2]
+    assert [step.started_workers for step in first] == started
+    assert {step.started_workers for step in others} == {0}
+    assert {step.starting_ns for step in others} == {0}
+    for step in first[1:]:
+        assert step.starting_ns is not None
+        assert bool(step.starting_ns) == bool(options)
+        assert (step.starting_ns >= 500_000_000) == ("persistent_workers" in options)
+        assert step.batch_cost_ns is not None
+        assert step.starting_ns + (step.reader_cost_ns or 0) <= step.batch_cost_ns
+
+    with watching.paused():  # an evaluation
+        assert len(list(loader)) == 2
+    assert watching.step().started_workers == 0
+
+
+@pytest.mark.paddle
+def test_workers_are_not_counted_when_the_timer_is_closed(paddle: Any, watching: StepTimer) -> None:
+    from paddle.io.dataloader.dataloader_iter import _DataLoaderIterMultiProcess
+
+    names = ("__init__", "_try_shutdown_all", "_reset")
+    wrapped = [vars(_DataLoaderIterMultiProcess)[name] for name in names]
+    watching.close()
+    assert all(vars(_DataLoaderIterMultiProcess)[n] is not w for n, w in zip(names, wrapped))
+    assert (watching.step().started_workers, watching.step().starting_ns) == (None, None)
+
+
+@pytest.mark.paddle
 def test_two_loaders_a_step_and_an_array_for_a_dataset(paddle: Any, watching: StepTimer) -> None:
     texts, images = (
         iter(paddle.io.DataLoader(np.zeros([8, 4], np.float32), batch_size=2)) for _ in range(2)
