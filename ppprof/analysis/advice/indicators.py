@@ -16,6 +16,7 @@ from ppprof.analysis.advice.growing_work import GROWING, growing_operators
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
+from ppprof.analysis.advice.padding import padded
 from ppprof.analysis.advice.penalties import penalties
 from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, remote_waits
 from ppprof.analysis.advice.repeated_calls import repeated_calls
@@ -207,7 +208,9 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
-are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), penalty [form] (operators of penalties on
+are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), padded [remedy] (operators that compute for padding, with
+the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (the remedies), padded numbers, padded words and padded kept (likewise; calls are
+what is looked up, the words among it, and what the remedy leaves), padded line [remedy] (lines that look it up), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
 parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
 parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table (operators on an embedding's table, with the time of rows that do
@@ -317,6 +320,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_rows = [pl.Series(written, dtype=pl.Int64)]
     if not profile.unrecorded_device:
         discarded = builder.add_discarded()
+        builder.add_padded()
         saved_rows += [discarded["row"], penalised]
         vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
@@ -641,6 +645,16 @@ class IndicatorBuilder:
             lines = self.in_lines(found.with_columns(row=row, subject="product"))
             self.add_names(f"discarded {kind}", lines)
         return found
+
+    def add_padded(self) -> None:
+        """Add the operators that compute for padding, the lines that look up its batches, and their numbers."""
+        found = padded(self.profile).with_columns(subject="remedy")
+        self.add_names("padded", found)
+        self.add_names("padded by", found.with_columns(name="remedy"))
+        lookups = found.drop_nulls("numbers").with_columns(name="remedy")
+        for kind in ("numbers", "words", "kept"):
+            self.add_names(f"padded {kind}", lookups.with_columns(calls=kind))
+        self.add_names("padded line", self.in_lines(found.with_columns(row="lookup_row")))
 
     def add_written_out(self, others: pl.Series) -> Sequence[int]:
         """Add what is written out, and the lines that call it, by its kind; return the rows of the operators.

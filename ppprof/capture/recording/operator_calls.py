@@ -46,6 +46,7 @@ from ppprof.capture.recording.gradient_order import (
     unused_gradients,
 )
 from ppprof.capture.recording.observers import FileObserver
+from ppprof.capture.recording.padded_batches import TABLES, PaddedBatches
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.repeated_calls import LayerCall, Place, Repeated, RepeatedCalls
 from ppprof.capture.recording.repeated_operators import RepeatedGroup, RepeatedOperators
@@ -141,6 +142,7 @@ class WindowCalls:
         """Numbers of the user's two lines that make a call of a layer, in the first step."""
         self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers(num_communications))
         self.operators = RepeatedOperators()
+        self.batches = PaddedBatches()
         self.changed: set[int] = (
             set() if self.repeated.values is None else self.repeated.values.changed
         )
@@ -240,6 +242,14 @@ class WindowCalls:
             self._stop_numbering()
             return None
         return number
+
+    def note_lookup(self, name: str, args: Sequence[Any], call: CallId) -> None:
+        """Note what a call looks up in a table, if Paddle passes both by their places."""
+        try:
+            numbers, table = TABLES[name]
+            self.batches.note(call, args[numbers], args[table])
+        except Exception as error:  # no tensors
+            pass_interruption(error)
 
     def _stop_numbering(self) -> None:
         """Know no more repeated calls of layers, and no operators."""
@@ -409,6 +419,17 @@ class WindowCalls:
             pass_interruption(error)
             log.debug("cleared gradients are not recorded", exc_info=True)
         return self.repeated.in_all_steps(calls, found)
+
+    def lengths_of_samples(self, rows: Int64) -> dict[int, list[int]]:
+        """Return `OperatorCalls.lengths`; ``rows`` are the calls."""
+        try:
+            lengths = self.batches.lengths()
+        except Exception as error:  # a device may do anything
+            pass_interruption(error)
+            log.debug("the lengths of samples are not recorded", exc_info=True)
+            return {}
+        calls = map(tuple, rows[:, :2].tolist()) if lengths else ()
+        return {row: lengths[call] for row, call in enumerate(calls) if call in lengths}
 
     def _leaves(self) -> dict[int, int]:
         """Return the addresses of the nodes of all parameters, by their identities."""
@@ -654,6 +675,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             repeated_calls,
             list(map(self._repeated_function, functions)),
             *self._cleared(window.calls_with_cleared(leaves, layer_calls), layer_calls),
+            window.lengths_of_samples(rows),
         )
 
     def _cleared(
@@ -704,12 +726,12 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             *(self._dtype_of, self._lines.two_around),
             self._note_operator,
         )
-        is_update = name in _UPDATES
+        is_update, is_lookup = name in _UPDATES, name in TABLES
         is_cast_by_amp = name in _CAST_BY_AMP
         called = self._update_wrapper(function) if is_update else function
 
         @functools.wraps(function)  # so that it can be pickled, by its name
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901 (likewise)
             window = self._window
             if window is None:
                 return function(*args, **kwargs)
@@ -753,6 +775,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 thread = local.id = threading.get_native_id()
             dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
+            if is_lookup:
+                window.note_lookup(name, args, (thread, start))
             if before is not None:
                 number = window.after_call(name, args, result, (thread, start), before)
                 note_operator(window, (thread, start), lines, number)
