@@ -19,10 +19,8 @@ def padded(samples, width):
 
 
 for step in range(120):  # loop
-    samples = [generator.randint(1, 2000, generator.randint(20, 60)) for _ in range(16)]
-    words = embed(
-        padded(samples, 128)
-    )  # planted, else: words = embed(padded(samples, max(map(len, samples))))
+    samples = [generator.randint(1, 2000, generator.randint(20, 61)) for _ in range(16)]
+    words = embed(padded(samples, 128))  # planted, else: words = embed(padded(samples, 60))
     loss = cross_entropy(head(mixer(words).mean(axis=1)), paddle.randint(0, 20, [16]))
     loss.backward()
     optimizer.step()
