@@ -218,7 +218,8 @@ not occur), used (updates of such a table, with the time of rows that may occur)
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
-loader calls the line, but not to read or to collate samples), communication line [axis] (likewise, of threads that end steps, while they communicate over
+loader calls the line, but not to read or to collate samples), reading ahead and sampler ahead (likewise, of threads and workers
+that a DataLoader has, at any time), communication line [axis] (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer or operator that is computed again in a Backward), of_layer (line that calls its operators, or the operator), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
@@ -585,8 +586,17 @@ class IndicatorBuilder:
         loading = of_loaders if of_loaders.height else others
         self.add_names("loading", loading.select(*named, time_ns="dur_ns"))
         samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
-        own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
+        is_of_sampler = pl.Series(samples_next[samples["stack"].to_numpy()])
+        own = samples.filter(is_of_sampler & pl.Series(loads))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
+        is_of_loader = ~pl.col("is_step") & pl.Series(
+            _called_by(sampled, LOADERS)[samples["stack"]]
+        )
+        for kind, ahead in (
+            ("reading ahead", is_of_loader),
+            ("sampler ahead", is_of_loader & is_of_sampler),
+        ):
+            self.add_names(kind, samples.filter(ahead).select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
         backward = together(intervals_of(self.phase("Backward")))
         lines = of_steps.filter(pl.Series(contains(backward, time_ns)))
