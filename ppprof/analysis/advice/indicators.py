@@ -13,7 +13,7 @@ import polars as pl
 from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES, collective_lines
 from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.growing_work import GROWING, growing_operators
-from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
+from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
 from ppprof.analysis.advice.padding import padded
@@ -57,8 +57,10 @@ from ppprof.analysis.profile.module_tree import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import (
+    LOADERS,
     SampledSteps,
     call_lines,
+    called_by,
     sample_lines,
     sampled_steps,
     samples_by_line,
@@ -74,7 +76,7 @@ from ppprof.analysis.ranks.step_breakdown import (
     loading_intervals,
     waiting_intervals,
 )
-from ppprof.arrays import Bool, Float64, Int64
+from ppprof.arrays import Float64, Int64
 from ppprof.trace import GARBAGE_COLLECTION, joined_source
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
@@ -581,17 +583,15 @@ class IndicatorBuilder:
         self.add_names("read", self._reads(sampled))
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
-        of_loaders = others.filter(pl.Series(_called_by(sampled, LOADERS)[others["stack"]]))
+        of_loaders = others.filter(pl.Series(called_by(sampled, LOADERS)[others["stack"]]))
         # Without any, the training has a thread of its own that loads; with some, others do something else.
         loading = of_loaders if of_loaders.height else others
         self.add_names("loading", loading.select(*named, time_ns="dur_ns"))
-        samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
+        samples_next = called_by(sampled, "paddle.io") & ~called_by(sampled, _FETCHER)
         is_of_sampler = pl.Series(samples_next[samples["stack"].to_numpy()])
         own = samples.filter(is_of_sampler & pl.Series(loads))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
-        is_of_loader = ~pl.col("is_step") & pl.Series(
-            _called_by(sampled, LOADERS)[samples["stack"]]
-        )
+        is_of_loader = ~pl.col("is_step") & pl.Series(called_by(sampled, LOADERS)[samples["stack"]])
         for kind, ahead in (
             ("reading ahead", is_of_loader),
             ("sampler ahead", is_of_loader & is_of_sampler),
@@ -1041,15 +1041,6 @@ class IndicatorBuilder:
 
 def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
-
-
-def _called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
-    """Return in which stacks a package, one of these, calls a line of the user's; False for no stack."""
-    frames, called = sampled.stacks.frames, []
-    for stack in sampled.stacks.stacks:
-        first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
-        called.append(any(frames[row].module.startswith(packages) for row in stack[first:]))
-    return np.array([*called, False])
 
 
 def _after(gaps: Intervals, waits: pl.DataFrame) -> Intervals:
