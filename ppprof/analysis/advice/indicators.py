@@ -195,7 +195,7 @@ most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a 
 host event around a blocking copy), accumulation (name of a gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
-beside by statement [statement of the training that calls it] (likewise), without gradients (likewise, the statements,
+beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
 what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), caller and earlier [name of repeated] (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
@@ -303,6 +303,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         computing, beside = _computing(named, steps_ns)
         builder.add_names("without gradients", computing.with_columns(name="caller"))
         builder.add_names("beside by statement", beside.with_columns(subject="statement"))
+        functions = beside.with_columns(subject="name", name="function").drop_nulls("name")
+        builder.add_names("beside in function", functions)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
         waits_ns += int(time.beside["dur_ns"].sum())
