@@ -65,8 +65,8 @@ earlier call; empty if unknown. An operator that computes again what is known ha
 call stacks of a line of the function, of the line that calls the function, and likewise of the earlier call."""
 
 LENGTHS = "lengths_of_samples"
-"""The attribute of an operator that looks up the words of padded samples: the width of the batch, then the length of
-each sample without its padding."""
+"""The attribute of an operator that looks up the words of padded samples, of a window's first batches: the width of the
+batch, then the length of each sample without its padding."""
 
 OWN_ATTRIBUTES = frozenset(
     (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED, LENGTHS)

@@ -30,6 +30,8 @@ PADDED = {
 }
 """Columns of `padded`."""
 
+_NUMBERS = {"embedding": 0, "c_embedding": 1}
+"""Operators that look up rows of a table -> the place of the numbers among their inputs."""
 _LEAST_BATCHES = 4
 """Batches from which the samples of others may be put together with those of one."""
 _FIXED_NS = 10_000
@@ -37,18 +39,28 @@ _FIXED_NS = 10_000
 
 
 class _Lookup(NamedTuple):
-    """A call that looks up the words of a padded batch."""
+    """A call that looks up the words of a batch, in a line that looks up padded ones."""
 
     row: int
     step: int
     line: str | None
+    samples: int
     width: int
     lengths: Sequence[int]
+    """Of the samples, without padding; empty if unknown."""
 
     @property
     def numbers(self) -> int:
         """How many numbers it looks up."""
-        return self.width * len(self.lengths)
+        return self.samples * self.width
+
+
+class _Kept(NamedTuple):
+    """What a remedy leaves of the numbers of a lookup, and how many of them are words."""
+
+    remedy: str
+    numbers: int
+    words: int
 
 
 def padded(profile: Profile) -> pl.DataFrame:
@@ -71,10 +83,12 @@ def padded(profile: Profile) -> pl.DataFrame:
         remedy leaves) are null, but for the lookup. Empty without recorded lengths.
     """
     calls = called_operators(profile)
+    of_lines = list(_lookups(calls))
+    kept = _kept(of_lines)
     lookups: dict[int, list[_Lookup]] = {}
-    for lookup in _lookups(calls):
-        lookups.setdefault(lookup.step, []).append(lookup)
-    kept = _kept([lookup for of_step in lookups.values() for lookup in of_step])
+    for lookup in of_lines:
+        if lookup.row in kept:
+            lookups.setdefault(lookup.step, []).append(lookup)
     parsed: dict[str | None, list[Shape]] = {}
     rows = []
     for call in calls.filter(pl.col("step").is_in(list(lookups))).iter_rows(named=True):
@@ -88,51 +102,75 @@ def padded(profile: Profile) -> pl.DataFrame:
         if not fitting:
             continue
         lookup = _nearest(fitting, call["row"], kept)
-        remedy, num_kept = kept[lookup.row]
-        is_lookup = lookup.row == call["row"]  # its gradient has the dims of the table
-        times = call["time_ns"], 0 if is_lookup else call["summed_gradient_ns"] or 0
-        saved_ns = (1 - num_kept / lookup.numbers) * sum(max(0, ns - _FIXED_NS) for ns in times)
-        counts = (lookup.numbers, sum(lookup.lengths), num_kept) if is_lookup else (None,) * 3
+        left = kept[lookup.row]
+        is_lookup = lookup.row == call["row"]
+        gradient_ns = call["summed_gradient_ns"] or 0  # that of a lookup has the dims of the table
+        times = call["time_ns"], 0 if call["name"] in _NUMBERS else gradient_ns
+        saved_ns = (1 - left.numbers / lookup.numbers) * sum(max(0, ns - _FIXED_NS) for ns in times)
+        counts = (lookup.numbers, left.words, left.numbers) if is_lookup else (None,) * 3
         name = f"{call['name']} {shapes_as_shown(text or '')}".rstrip()
-        rows.append((call["step"], name, round(saved_ns), call["row"], lookup.row, remedy, *counts))
+        key = call["step"], name, round(saved_ns), call["row"], lookup.row, left.remedy
+        rows.append((*key, *counts))
     return pl.DataFrame(rows, PADDED, orient="row")
 
 
-def _nearest(fitting: Sequence[_Lookup], row: int, kept: Mapping[int, tuple[str, int]]) -> _Lookup:
+def _nearest(fitting: Sequence[_Lookup], row: int, kept: Mapping[int, _Kept]) -> _Lookup:
     """Return the last lookup ahead of a call; of several with its dims side by side, that with the least padding."""
     ahead = [each for each in fitting if each.row <= row] or list(fitting)
     of_lines = {each.line: each for each in ahead}  # the last one of each
-    return max(of_lines.values(), key=lambda each: (each.row == row, kept[each.row][1]))
+    return max(of_lines.values(), key=lambda each: (each.row == row, kept[each.row].numbers))
 
 
 def _lookups(calls: pl.DataFrame) -> Iterator[_Lookup]:
-    columns = calls.select("row", "step", "callstack", "attributes")
-    for *named, attributes in columns.filter(
-        pl.col("attributes").str.contains(f'"{LENGTHS}":', literal=True)
-    ).rows():
-        numbers = attributes_of(attributes).get(LENGTHS)
-        are_numbers = isinstance(numbers, list) and all(isinstance(each, int) for each in numbers)
-        width, *lengths = numbers if are_numbers and numbers else (0,)
-        if lengths and 0 <= min(lengths) <= max(lengths) <= width > 0:  # not of another program
-            row, step, line = named
-            yield _Lookup(row, step, line, width, lengths)
+    """Yield the lookups of the lines that have padded ones: a window knows the lengths of its first batches only."""
+    calls = calls.filter(pl.col("name").is_in(list(_NUMBERS))).select(
+        "row", "step", "callstack", "name", "shapes", "attributes"
+    )
+    padded = pl.col("attributes").str.contains(f'"{LENGTHS}":', literal=True).fill_null(value=False)
+    calls = calls.filter(padded.any().over("callstack"))
+    for row, step, line, name, shapes, attributes in calls.iter_rows():
+        for dims in shapes_in(shapes)[_NUMBERS[name] :][:1]:
+            if len(dims) == 2 and min(dims) > 0:
+                samples, width = dims
+                lengths = _lengths_in(attributes, samples, width)
+                yield _Lookup(row, step, line, samples, width, lengths)
 
 
-def _kept(lookups: Sequence[_Lookup]) -> dict[int, tuple[str, int]]:
-    """Return for each lookup, by its row, the remedy, and how many numbers it would leave."""
+def _lengths_in(attributes: str | None, samples: int, width: int) -> Sequence[int]:
+    """Return the lengths of the samples of a lookup; [] if they are unknown, or of another program."""
+    numbers = attributes_of(attributes).get(LENGTHS)
+    if not isinstance(numbers, list) or not all(isinstance(each, int) for each in numbers):
+        return []
+    is_sound = len(numbers) == samples + 1 and numbers[0] == width and min(numbers) >= 0
+    return numbers[1:] if is_sound and 0 < max(numbers[1:]) <= width else []
+
+
+def _kept(lookups: Sequence[_Lookup]) -> dict[int, _Kept]:
+    """Return what the remedy of its line would leave of each lookup, by its row."""
     of_lines: dict[str | None, list[_Lookup]] = {}
     for each in lookups:
         of_lines.setdefault(each.line, []).append(each)
     kept = {}
     for alike in of_lines.values():
-        num = sum(each.numbers for each in alike)
-        num_longest = sum(max(each.lengths) * len(each.lengths) for each in alike)
+        known = [each for each in alike if each.lengths]
+        if not known:
+            continue
+        num = sum(each.numbers for each in known)
+        num_longest = sum(_longest(each) for each in known)
         is_longest = num_longest <= (1 - LEAST_LONGEST) * num
-        ratio = 1.0 if is_longest else _grouped_ratio(alike)
+        ratio = num_longest / num if is_longest else _grouped_ratio(known)
+        words_ratio = sum(sum(each.lengths) for each in known) / num
         for each in alike:
-            num_of_batch = max(each.lengths) * len(each.lengths) if is_longest else each.numbers
-            kept[each.row] = LONGEST if is_longest else GROUPED, round(ratio * num_of_batch)
+            is_own = is_longest and each.lengths
+            numbers = _longest(each) if is_own else round(ratio * each.numbers)
+            words = sum(each.lengths) if each.lengths else round(words_ratio * each.numbers)
+            kept[each.row] = _Kept(LONGEST if is_longest else GROUPED, numbers, words)
     return kept
+
+
+def _longest(lookup: _Lookup) -> int:
+    """Return how many numbers a batch has that is as wide as its longest sample."""
+    return max(lookup.lengths) * lookup.samples
 
 
 def _grouped_ratio(lookups: Sequence[_Lookup]) -> float:
@@ -149,11 +187,11 @@ def _grouped_ratio(lookups: Sequence[_Lookup]) -> float:
 def _is_of(shape: Shape, lookup: _Lookup) -> bool:
     """Return whether a tensor has a part for each position of a batch.
 
-    >>> lookup = _Lookup(0, 0, None, width=8, lengths=[4, 6, 2])
+    >>> lookup = _Lookup(0, 0, None, samples=3, width=8, lengths=[4, 6, 2])
     >>> [_is_of(shape, lookup) for shape in [(3, 8, 64), (3, 4, 8, 8), (24, 64), (8, 3, 64), (12, 8, 8), (8, 64)]]
     [True, True, True, True, True, False]
     """
-    samples, width = len(lookup.lengths), lookup.width
+    samples, width = lookup.samples, lookup.width
     first, *others = shape or (0,)
     is_of_samples = first == samples and width in others
     is_of_heads = len(shape) == 3 and first % samples == 0 and others[0] == width

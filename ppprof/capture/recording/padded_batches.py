@@ -19,8 +19,8 @@ from ppprof.arrays import Int64
 from ppprof.capture.recording.cleared_gradients import CallId
 from ppprof.capture.steps.device_timer import is_capturing
 
-_MOST_NUMBERS = 1_000_000
-"""Limit of the numbers that are kept until the window ends, 8 MB."""
+_MOST_NUMBERS, _MOST_NUMBERS_OF_DEVICE = 1_000_000, 200_000
+"""Limits of the numbers that are kept until the window ends, 8 MB of a host, and 1.6 MB of a device."""
 _LEAST_ROWS = 64
 """A smaller table is one of types or positions, rather than of words."""
 _LEAST_DISTINCT = 16
@@ -39,13 +39,17 @@ TABLES = {"embedding": (0, 1), "c_embedding": (1, 0)}
 class _Batch(NamedTuple):
     call: CallId
     numbers: Any
-    """The tensor, of shape (samples, width)."""
+    """An array of shape (samples, width); of a device, the tensor."""
     version: int
     """Of the tensor: it changes with the numbers."""
 
 
 class PaddedBatches:
-    """The numbers that a window looks up, by the table."""
+    """The numbers that a window looks up, by the table.
+
+    Those on a host are copied. A device would have to be waited for, so its tensors are kept until the window ends:
+    few of them, as memory that grows with each step is somebody's fault.
+    """
 
     def __init__(self) -> None:
         self._batches: dict[int, list[_Batch]] = {}
@@ -56,9 +60,11 @@ class PaddedBatches:
         shape = numbers.shape
         if len(shape) != 2 or shape[1] < 2 or table.shape[0] < _LEAST_ROWS:
             return
-        self._num += shape[0] * shape[1]
-        if self._num <= _MOST_NUMBERS:
-            batch = _Batch(call, numbers, numbers.inplace_version)
+        is_on_host = numbers.place.is_cpu_place()
+        if self._num < (_MOST_NUMBERS if is_on_host else _MOST_NUMBERS_OF_DEVICE):
+            self._num += shape[0] * shape[1]
+            kept = numbers.numpy() if is_on_host else numbers
+            batch = _Batch(call, kept, numbers.inplace_version)
             self._batches.setdefault(id(table), []).append(batch)
 
     def lengths(self) -> dict[CallId, list[int]]:
@@ -68,21 +74,24 @@ class PaddedBatches:
         """
         found: dict[CallId, list[int]] = {}
         for batches in self._batches.values():
-            kept = [each for each in batches if each.numbers.inplace_version == each.version]
-            if not kept or not all(_is_ready(each.numbers) for each in kept):
-                continue
-            arrays = [np.asarray(each.numbers.numpy(), np.int64) for each in kept]
-            for each, array, lengths in zip(kept, arrays, lengths_of(arrays)):
-                found[each.call] = [array.shape[1], *lengths]
+            known = [(each.call, _array(each)) for each in batches]
+            arrays = [array for _, array in known if array is not None]
+            calls = [call for call, array in known if array is not None]
+            for call, array, lengths in zip(calls, arrays, lengths_of(arrays) if arrays else ()):
+                found[call] = [array.shape[1], *lengths]
         self._batches.clear()
         return found
 
 
-def _is_ready(tensor: Any) -> bool:
-    """Return whether a tensor can be read without a wait."""
-    if tensor.place.is_cpu_place():
-        return True
-    return not is_capturing() and bool(paddle.device.current_stream().query())
+def _array(batch: _Batch) -> Int64 | None:
+    """Return the numbers of a batch; None if they have changed, or if a device still computes."""
+    numbers = batch.numbers
+    if not isinstance(numbers, np.ndarray):
+        is_done = not is_capturing() and paddle.device.current_stream().query()
+        if not is_done or numbers.inplace_version != batch.version:
+            return None
+        numbers = numbers.numpy()
+    return np.asarray(numbers, np.int64)
 
 
 def lengths_of(batches: Sequence[Int64]) -> list[list[int]]:

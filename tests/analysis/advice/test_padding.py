@@ -60,6 +60,25 @@ def test_operators_belong_to_the_last_batch_of_a_line(tmp_path: Path) -> None:
     assert (finding.facts["numbers"], finding.facts["kept"]) == (512, 128 + 256)
 
 
+def test_batches_of_unknown_lengths_are_as_those_of_their_line(tmp_path: Path) -> None:
+    """A window knows the lengths of its first batches."""
+    later = LOOKUP._replace(attributes={})
+    (finding,) = found(tmp_path, LOOKUP, GELU, later, GELU)
+    assert finding.cost_ns == 2 * 60 * US
+    assert (finding.facts["numbers"], finding.facts["words"]) == (512, 2 * 86)
+    other = later._replace(line=9)
+    (finding,) = found(tmp_path / "other", LOOKUP, other)
+    assert finding.cost_ns == 2 * 20 * US  # in another table, such as one of positions
+    assert finding.facts["numbers"] == 256
+
+
+@pytest.mark.parametrize(
+    "lengths", ["12", [], [32], [32, *8 * ["9"]], [32, *8 * [33]], [16, *8 * [9]], [32, *7 * [9]]]
+)
+def test_lengths_of_another_program_are_unknown(lengths: object, tmp_path: Path) -> None:
+    assert not found(tmp_path, LOOKUP._replace(attributes={LENGTHS: lengths}), GELU)
+
+
 def test_samples_of_like_lengths_would_share_a_batch(tmp_path: Path) -> None:
     """Each batch has one long sample; sorted, each has four of these or none."""
     batches = [lookup(32, 32, 8, 8, number) for number in range(4, 8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from ppprof.arrays import Int64  # noqa: E402
+from ppprof.capture.recording import padded_batches  # noqa: E402
 from ppprof.capture.recording.padded_batches import lengths_of  # noqa: E402
 from tests.fixtures import recorded_calls  # noqa: E402
 
@@ -100,11 +102,47 @@ def test_a_small_table_is_none_of_words() -> None:
     assert lookups(lambda ids: table(ids.clip(max=62))) == []
 
 
-def test_numbers_that_change_in_a_window_are_left_out() -> None:
+def test_numbers_of_a_host_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that the training writes later; and not of more calls than memory may be kept for."""
     table = paddle.nn.Embedding(1000, 4)
 
     def step(ids: Any) -> None:
-        table(ids)
-        ids.add_(paddle.ones_like(ids))
+        for _ in range(2):
+            table(ids)
+        ids.zero_()
 
-    assert lookups(step) == []
+    assert lookups(step) == [[40, *lengths] for lengths in LENGTHS for _ in range(2)]
+    monkeypatch.setattr(padded_batches, "_MOST_NUMBERS", 2 * 4 * 40 + 1)
+    assert lookups(step) == [[40, *lengths] for lengths in (LENGTHS[0], LENGTHS[0], LENGTHS[1])]
+
+
+class OfDevice:
+    """A tensor of a device, which needs time."""
+
+    def __init__(self, numbers: Int64) -> None:
+        self.shape, self.numbers, self.inplace_version = numbers.shape, numbers, 0
+        self.place = self
+
+    def is_cpu_place(self) -> bool:
+        return False
+
+    def numpy(self) -> Int64:
+        return self.numbers
+
+
+@pytest.mark.parametrize(
+    ("is_done", "changes", "num"), [(True, False, 2), (True, True, 1), (False, False, 0)]
+)
+def test_a_device_is_read_at_the_end_if_it_is_done(
+    is_done: bool, changes: bool, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if the numbers are still those of the call."""
+    stream = SimpleNamespace(query=lambda: is_done)
+    monkeypatch.setattr(paddle.device, "current_stream", lambda: stream)
+    tensors = list(map(OfDevice, batches_of(LENGTHS, 40, 0, is_left=False)))
+    batches = padded_batches.PaddedBatches()
+    for number, tensor in enumerate(tensors):
+        batches.note((1, number), tensor, SimpleNamespace(shape=[1000, 4]))
+    tensors[1].inplace_version += changes
+    found = batches.lengths()
+    assert found == {(1, row): [40, *lengths] for row, lengths in enumerate(LENGTHS[:num])}
