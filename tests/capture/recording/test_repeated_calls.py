@@ -81,6 +81,23 @@ def test_inputs_may_be_computed_again_by_operators_outside_of_layers() -> None:
     assert repeated(lambda: [encoder(x[row]) for row in (0, 1, 0)]) == [""]
 
 
+class Scaled(nn.Layer):
+    """Computes with numbers of its own, or with those that it is called with."""
+
+    def forward(self, x: Any, numbers: Any = (1.0, 2.0)) -> Any:
+        if numbers is None:
+            numbers = [float(x.mean()), 1.0]
+        return x[:, None, :2] * paddle.to_tensor(numbers)
+
+
+def test_a_layer_with_constants_is_repeated_but_not_one_that_is_called_with_data() -> None:
+    """An observation of a simulator may be equal by chance, and so may a value that was read from a tensor."""
+    layer, x = watched(Scaled()), paddle.ones([2, 4])
+    assert repeated(lambda: [layer(x) for _ in range(2)]) == [""]
+    for data in (np.ones(2, "float32"), [1.0, 2.0], None):
+        assert repeated(lambda data=data: [layer(x, data) for _ in range(2)]) == []
+
+
 def test_the_lines_are_those_of_both_calls() -> None:
     encoder = watched(nn.Linear(4, 4))
     x = paddle.ones([2, 4])
