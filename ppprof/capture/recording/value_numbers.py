@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,14 @@ from ppprof.capture.recording.patches import dtype_key
 
 _MOST_TENSORS = 100_000
 """Limit of the tensors with numbers, some 40 MB; a window without a step may have more."""
-_MOST_NUMBERS = 3 * _MOST_TENSORS
-"""Limit of the values that have numbers, two for each operator."""
+_MOST_NUMBERS = 6 * _MOST_TENSORS
+"""Limit of the values that have numbers, four for each operator."""
 _MOST_ITEMS = 1000
 """Longest list of arguments or results that has a number."""
 _MOST_BYTES = 1 << 22
 """Largest array of NumPy that has a number: finding it takes 5 ms."""
+_ALIKE = "alike"
+"""Begins what stands for a call, or a result of one, with gradients or without."""
 _TO_TENSOR = "to_tensor"
 """Stands for the function that makes a tensor of an array, which is no operator."""
 _IMPURE = re.compile(
@@ -56,6 +58,9 @@ _CHANGES = re.compile("program|custom|(?<!_)_$")
 _PURE_IF = {"dropout": (2, 3), "flash_attn": (5, 8), "rnn": (5, 12)}
 """Of these functions: the places of the probability with which they drop values, and of the flag that they do not.
 With probability 0, or with the flag, they draw no random numbers."""
+
+_GROUPS = (list, dict, slice)
+"""Types whose parts have numbers."""
 
 Value = tuple[Any, ...]
 
@@ -84,6 +89,8 @@ class ValueNumbers:
         """A tensor, its state and its number, by its identity."""
         self._numbers: dict[Value, int] = {}
         """The number of each call, and of each tensor among its results."""
+        self._alike: dict[int, int] = {}
+        """The number of equal values, with gradients or without, by the number of a tensor; no own one where both are one."""
         self._tensor: Any = core.eager.Tensor
         self.num_backwards = 0
         """How many calls compute gradients now: what they compute, such as activations again, has no numbers."""
@@ -146,6 +153,7 @@ class ValueNumbers:
             return None
         numbers, tensors = self._numbers, self._tensors
         call = numbers.setdefault(value, next(self._next))
+        alike = numbers.setdefault((_ALIKE, *map(self.alike, value)), call)
         items = result if isinstance(result, (list, tuple)) else (result,)
         computed = None
         for place, item in enumerate(items[:_MOST_ITEMS]):
@@ -156,6 +164,9 @@ class ValueNumbers:
                 # Two calls with equal arguments may differ in these by `auto_cast` and `no_grad`.
                 key = call, place, dtype_key(item.dtype), item.stop_gradient
                 number = numbers.setdefault(key, next(self._next))
+                same = numbers.setdefault((_ALIKE, alike, *key[1:3]), number)
+                if same != number:
+                    self._alike[number] = same
                 tensors[id(item)] = weakref.ref(item), _state(item), number
                 computed = number if computed is None else computed
         return computed
@@ -177,6 +188,14 @@ class ValueNumbers:
         key = value, dtype_key(tensor.dtype), tensor.stop_gradient
         number = self._numbers.setdefault(key, next(self._next))
         self._tensors[id(tensor)] = weakref.ref(tensor), _state(tensor), number
+
+    def alike(self, part: Any) -> Any:
+        """Return a part of a value with the numbers of equal values with gradients or without: a call in `no_grad` has others."""
+        if type(part) is int:
+            return self._alike.get(part, part)
+        if type(part) is tuple and part and part[0] in _GROUPS:
+            return (part[0], *map(self.alike, part[1:]))
+        return part
 
     def value_of_results(self, results: Any) -> Value | None:
         """Return the value of what a layer has returned: tensors, plain values, and lists, tuples and dicts of them.
@@ -276,6 +295,26 @@ def _is_pure(name: str, args: Sequence[Any]) -> bool:
 def _normalizes_by_batch(args: Sequence[Any]) -> bool:
     """Return whether ``batch_norm`` computes with the statistics of its input: (x, mean, variance, ...)."""
     return len(args) > 9 and args[5] is False and not args[9]
+
+
+def numbers_in(part: Any) -> Iterator[int]:
+    """Yield the numbers of tensors in a value."""
+    if type(part) is int:
+        yield part
+    elif (
+        type(part) is tuple and part and not (isinstance(part[0], type) and part[0] not in _GROUPS)
+    ):
+        for each in part:
+            yield from numbers_in(each)
+
+
+def has_gradients(results: Any) -> bool:
+    """Return whether one of the tensors that a layer has returned has gradients."""
+    if isinstance(results, dict):
+        results = list(results.values())
+    if isinstance(results, (list, tuple)):
+        return any(map(has_gradients, results))
+    return isinstance(results, core.eager.Tensor) and not results.stop_gradient
 
 
 def _has_tensor(results: Any) -> bool:
