@@ -197,7 +197,7 @@ neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexpla
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
-what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), caller and earlier [name of repeated] (the lines of
+what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), repeated unused (calls of layers without gradients), caller and earlier [name of repeated] (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
 with the time of its gradients; or whose optimizer clears them), unneeded passing (likewise, where gradients of other layers pass through it), unneeded
 cleared (those whose optimizer clears them), caller [name of unneeded cleared] (line that calls the function of its line), collection (a line in
@@ -555,6 +555,7 @@ class IndicatorBuilder:
         self.add_names("repeated", calls)
         self.add_names("repeated layer", calls.with_columns(name="layer").drop_nulls("name"))
         self.add_names("repeated function", calls.filter(pl.col("layer").is_null()))
+        self.add_names("repeated unused", calls.filter("is_unused").drop_nulls("layer"))
         for kind in ("caller", "earlier"):
             lines = calls.with_columns(subject="name", name=kind).drop_nulls("name")
             self.add_names(kind, lines)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.repeated_operators import repeated_operators
+from ppprof.analysis.advice.repeated_operators import repeated_events
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile, once
@@ -87,7 +87,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Here, the end of step 3 belongs to no line.
 
     Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them. Neither do
-    operators without gradients that compute again what is known: `ppprof.analysis.advice.repeated_calls` reports them.
+    layers and operators without gradients that compute again what is known: `ppprof.analysis.advice.repeated_calls` reports them.
 
     Args:
         profile: one rank's window.
@@ -123,7 +123,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
     computes, operates = np.zeros((2, samples.height), bool)
     operators = profile.tree.hosts.filter(pl.col("category") == "Operator")
-    again = repeated_operators(profile)
+    again = repeated_events(profile)
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, remote_waiting(profile), intervals_of(profile.pauses)),
