@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
+from paddle.base import core
 
 from ppprof.arrays import Int64
 from ppprof.capture.recording.cleared_gradients import CallId
@@ -31,6 +32,9 @@ _MOST_INSIDE = 0.05
 """Share of the numbers ahead of the padding that may equal it, such as the end of a sentence."""
 _LEAST_PADDED = 0.05
 """Share of all numbers."""
+
+_READ = core.eager.Tensor.numpy
+"""Without the wrappers that a window has for it: the training reads nothing here."""
 
 TABLES = {"embedding": (0, 1), "c_embedding": (1, 0)}
 """Functions that look rows of a table up -> the places of numbers and table among the arguments."""
@@ -63,7 +67,7 @@ class PaddedBatches:
         is_on_host = numbers.place.is_cpu_place()
         if self._num < (_MOST_NUMBERS if is_on_host else _MOST_NUMBERS_OF_DEVICE):
             self._num += shape[0] * shape[1]
-            kept = numbers.numpy() if is_on_host else numbers
+            kept = _READ(numbers) if is_on_host else numbers
             batch = _Batch(call, kept, numbers.inplace_version)
             self._batches.setdefault(id(table), []).append(batch)
 

@@ -116,6 +116,20 @@ def test_numbers_of_a_host_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch
     assert lookups(step) == [[40, *lengths] for lengths in (LENGTHS[0], LENGTHS[0], LENGTHS[1])]
 
 
+def test_the_training_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `OperatorCallRecorder` and the sampler of stacks wrap the method, and note each call."""
+    reads: list[Any] = []
+    read = paddle.Tensor.numpy
+
+    def noting(tensor: Any) -> Any:
+        reads.append(tensor)
+        return read(tensor)
+
+    monkeypatch.setattr(paddle.Tensor, "numpy", noting)
+    assert len(lookups(paddle.nn.Embedding(1000, 4))) == len(LENGTHS)
+    assert not reads
+
+
 class OfDevice:
     """A tensor of a device, which needs time."""
 
