@@ -11,7 +11,8 @@ call of the layer had computed in the step, -3, and for those whose gradients we
      "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"},
      "repeats": [[1, "File \"net.py\", line 9, in forward", "", "File \"net.py\", line 8, in forward", ""]],
      "repeated_functions": [["File \"net.py\", line 4, in mask", "File \"net.py\", line 9, in forward", "", "", [3, 4]]],
-     "cleared": [[2, "File \"train.py\", line 9, in sample", "File \"train.py\", line 5, in update"]]}
+     "cleared": [[2, "File \"train.py\", line 9, in sample", "File \"train.py\", line 5, in update"]],
+     "lengths": {"7": [16, 12, 9]}}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
     thread id | start_ns | end_ns | -2                         | row of the layer
     thread id | start_ns | end_ns | -3                         | row of the repeat
@@ -24,7 +25,7 @@ in which Paddle runs them, each with the call that created it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -137,6 +138,7 @@ class _Header(msgspec.Struct):
     repeats: list[Repeat] = []
     repeated_functions: list[RepeatedFunction] = []
     cleared: list[Cleared] = []
+    lengths: dict[int, list[int]] = {}
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,9 @@ class OperatorCalls:
     cleared_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     """Those of ``layer_calls`` whose parameters' gradients were cleared unused: columns likewise, but the last one is the
     row in ``cleared``."""
+    lengths: Mapping[int, list[int]] = field(default_factory=dict)
+    """Rows of the calls that look up the words of padded samples; with the width of the batch, and the length of each
+    sample without its padding."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -189,6 +194,7 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
             list(calls.repeats),
             list(calls.repeated_functions),
             list(calls.cleared),
+            dict(calls.lengths),
         )
     )
     of_layers = (
@@ -261,7 +267,20 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         [_with_rows(function, position) for function in header.repeated_functions],
         header.cleared,
         cleared_calls,
+        dict(_moved_lengths(header.lengths, position)),
     )
+
+
+def _moved_lengths(
+    lengths: Mapping[int, list[int]], position: Int64
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the same with the rows to which the calls have moved."""
+    for row, (width, *samples) in lengths.items():
+        if not 0 <= row < len(position):
+            raise ValueError("a call that does not exist")
+        if not samples or not 0 <= min(samples) <= max(samples) <= width:
+            raise ValueError("a sample that is longer than its batch")
+        yield int(position[row]), [width, *samples]
 
 
 def _with_rows(function: RepeatedFunction, position: Int64) -> RepeatedFunction:

@@ -45,6 +45,7 @@ from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorC
 from ppprof.trace.operator_inputs import (
     CLEARED,
     LAYER,
+    LENGTHS,
     NOT_UPDATED,
     NUM_GRADIENTS,
     OF_ONE_LEAF,
@@ -145,36 +146,39 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
             for name in _INPUTS
         ),
     )
-    return _with_lines_of_programs(_with_repeated(events, operators, recorded))
+    functions = recorded.repeated_functions
+    repeated = {row: number for number, each in enumerate(functions) for row in each.calls}
+    stacks = [msgspec.structs.astuple(each)[:-1] for each in functions]
+    events = _with_attribute(events, operators, REPEATED, stacks, repeated)
+    numbers = {row: number for number, row in enumerate(recorded.lengths)}
+    events = _with_attribute(events, operators, LENGTHS, list(recorded.lengths.values()), numbers)
+    return _with_lines_of_programs(events)
 
 
-def _with_repeated(
-    events: pl.DataFrame, operators: pl.DataFrame, recorded: OperatorCalls
+def _with_attribute(
+    events: pl.DataFrame,
+    operators: pl.DataFrame,
+    name: str,
+    values: Sequence[Any],
+    of_calls: Mapping[int, int],
 ) -> pl.DataFrame:
-    """Return the events with the attribute `REPEATED` of the operators that compute again what is known.
+    """Return the events with one more attribute of the operators of some calls.
 
     Args:
         events: all events.
         operators: row (of an operator in ``events``) and call (row of its call).
-        recorded: the calls.
+        name: name of the attribute.
+        values: its values.
+        of_calls: number of the value, by the row of the call.
     """
-    functions = recorded.repeated_functions
-    function_of = np.full(len(recorded.calls), -1)
-    for number, each in enumerate(functions):
-        function_of[each.calls] = number
-    rows = operators.select("row", function=pl.Series(function_of[operators["call"].to_numpy()]))
-    rows = rows.filter(pl.col("function") >= 0).sort("row")
+    number = pl.col("call").replace_strict(of_calls, default=None, return_dtype=pl.Int64)
+    rows = operators.select("row", number=number).drop_nulls().sort("row")
     if rows.is_empty():
         return events
     attributes = events["attributes"].cast(pl.String)
-    kinds = list(zip(attributes.gather(rows["row"]).to_list(), rows["function"].to_list()))
+    kinds = list(zip(attributes.gather(rows["row"]).to_list(), rows["number"].to_list()))
     texts = {
-        (text, number): to_json(
-            {
-                **msgspec.json.decode(text or "{}"),
-                REPEATED: msgspec.structs.astuple(functions[number])[:-1],
-            }
-        )
+        (text, number): to_json({**msgspec.json.decode(text or "{}"), name: values[number]})
         for text, number in set(kinds)
     }
     attributes = attributes.scatter(rows["row"], [texts[kind] for kind in kinds])

@@ -64,8 +64,12 @@ step: call stacks of the line that calls it, of the line that calls the function
 earlier call; empty if unknown. An operator that computes again what is known has it, too, if its function mostly does:
 call stacks of a line of the function, of the line that calls the function, and likewise of the earlier call."""
 
+LENGTHS = "lengths_of_samples"
+"""The attribute of an operator that looks up the words of padded samples, of a window's first batches: the width of the
+batch, then the length of each sample without its padding."""
+
 OWN_ATTRIBUTES = frozenset(
-    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED)
+    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED, LENGTHS)
 )
 """Attributes that ppprof has added: no argument of an operator has their names."""
 

@@ -162,6 +162,17 @@ def test_a_repeated_operator_that_does_not_exist_is_refused(tmp_path: Path, row:
         read_operator_calls(file)
 
 
+def with_lengths(row: int, *lengths: int) -> OperatorCalls:
+    """Return the calls, with the lengths of samples that one looks up."""
+    return OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, lengths={row: [*lengths]})
+
+
+def test_lengths_of_samples_move_with_their_calls(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, with_lengths(0, 8, 3, 0, 8))
+    assert read_operator_calls(file).lengths == {2: [8, 3, 0, 8]}
+
+
 def with_backward(*nodes: Node, call: int = 0) -> OperatorCalls:
     """Return the calls, with a backward pass."""
     return OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, [Backward(call, list(nodes))])
@@ -190,7 +201,7 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
     content = file.read(1 << 20)
     file.write(
         content.replace(b"1,2,0,false]", b"1,2]").replace(
-            b',"not_updated":{},"repeats":[],"repeated_functions":[],"cleared":[]', b""
+            b',"not_updated":{},"repeats":[],"repeated_functions":[],"cleared":[],"lengths":{}', b""
         )
     )
     assert len(file.read(1 << 20)) < len(content)
@@ -198,6 +209,7 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
     (node,) = recorded.backwards[0].nodes
     assert (node.num_unused, node.is_of_one_leaf) == (0, False)
     assert (recorded.not_updated, recorded.repeated_functions, recorded.cleared) == ({}, [], [])
+    assert recorded.lengths == {}
 
 
 @pytest.mark.parametrize(
@@ -209,9 +221,14 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
         (with_backward(Node("AddGradNode", 1, -1)), "more gradients than"),
         (with_backward(Node("AddGradNode", 1, 1 << 70)), "."),
         (with_backward(Node("AddGradNode", 1, 1, 2)), "more unused gradients than"),
+        (with_lengths(3, 8, 3), "a call that does not exist"),
+        (with_lengths(0, 8, 9), "longer than its batch"),
+        (with_lengths(0, 8, -1), "longer than its batch"),
+        (with_lengths(0, 8), "longer than its batch"),
+        (with_lengths(0), "."),
     ],
 )
-def test_a_backward_pass_of_other_calls_is_refused(
+def test_a_backward_pass_or_lengths_of_other_calls_are_refused(
     tmp_path: Path, calls: OperatorCalls, message: str
 ) -> None:
     file = RunFile(tmp_path, "a.ops")

@@ -312,6 +312,23 @@ def test_a_repeated_operator_says_the_lines_of_its_function(tmp_path: Path) -> N
     ]
 
 
+def test_a_lookup_of_padded_samples_says_their_lengths(tmp_path: Path) -> None:
+    operators = [span("Operator", "embedding dygraph", start, start + 20) for start in (10, 40)]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(operators)))
+    rows = [[31, EPOCH_NS + start, EPOCH_NS + start + 26, 0, -1] for start in (9, 39)]
+    recorded = OperatorCalls(
+        [Signature("embedding", {"X0": [[2, 8]]}, {"X0": ["int64"]}, {"X2": -1})],
+        [],
+        np.array(rows, np.int64),
+        lengths={1: [8, 5, 3]},
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    assert read_window(raw).events["attributes"].cast(pl.String).to_list() == [
+        '{"X2":-1}',
+        '{"X2":-1,"lengths_of_samples":[8,5,3]}',
+    ]
+
+
 def test_a_call_whose_gradients_are_cleared_says_its_lines(tmp_path: Path) -> None:
     """The other call of the layer does not."""
     layers = [span("Forward", name, start, start + 20) for name, start in (("A", 10), ("B", 40))]

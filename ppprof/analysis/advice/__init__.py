@@ -175,6 +175,7 @@ RULES: tuple[Rule, ...] = (
             "many": products.MANY,
         },
     ),
+    Rule("padded-batches", products.padded_batches, thresholds=_TIME),
     Rule(
         "discarded-rows",
         products.discarded_rows,
@@ -272,6 +273,7 @@ _OF_LENGTHS = frozenset(
     (
         *("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "strided-inputs"),
         *("casts", "fusible", "tiny-kernels", "discarded-rows", "penalty-in-loss", "written-out"),
+        "padded-batches",
     )
 )
 """Rules about the lengths of single kernels."""

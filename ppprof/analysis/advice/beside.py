@@ -15,6 +15,7 @@ from ppprof.trace import GARBAGE_COLLECTION
 FEW_SAMPLES = 4
 """With fewer samples, the time of a line may be chance."""
 _DISTURBED = 3
+_MOST_FUNCTIONS = 2
 LONGER_TURNS = 25
 """How many times as long a thread may keep Python's lock outside windows: 5 ms, and 0.2 ms in them
 (`ppprof.capture.recording.python_stacks`)."""
@@ -51,6 +52,7 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "statement": None if is_alone else str(statement),
             "beside_ns": time_ns,
             "samples": samples,
+            **_functions(evidence, line, own["time_ns"][0], is_shared=line in shared["name"]),
         }
         compiled_ns = float(compiling.join(own, "name", "semi")["time_ns"].sum())
         if compiled_ns > time_ns / 2:
@@ -60,6 +62,21 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "beside-training", time_ns, confidence, facts, own.drop("statement")
         )
     return findings
+
+
+def _functions(
+    evidence: Evidence, line: str, line_ns: float, *, is_shared: bool
+) -> dict[str, Fact]:
+    """Return as facts the functions that most of a line's time is in; None if it is in the line's own, or shared."""
+    functions = evidence.names("beside in function", subject=line)
+    if is_shared or functions["time_ns"].sum() < line_ns / 2:
+        functions = functions.clear()
+    facts: dict[str, Fact] = {}
+    for number in range(1, _MOST_FUNCTIONS + 1):
+        row = functions.slice(number - 1, 1)
+        facts[f"function_{number}"] = next(iter(row["name"]), None)
+        facts[f"function_{number}_ns"] = next(iter(row["time_ns"]), None)
+    return facts
 
 
 def without_gradients(evidence: Evidence) -> list[Finding]:

@@ -30,6 +30,7 @@ COMPUTATION = frozenset(
         *(
             "wide-vocabulary",
             "unused-rows",
+            "padded-batches",
             "discarded-rows",
             "penalty-in-loss",
             "written-out",
@@ -69,7 +70,7 @@ WRITTEN = "written-out"
 
 _OF_OPERATORS = (
     *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
-    *("repeated-call", WRITTEN),
+    *("repeated-call", "padded-batches", WRITTEN),
     PENALTY,
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""

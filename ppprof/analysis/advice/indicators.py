@@ -13,7 +13,7 @@ import polars as pl
 from ppprof.analysis.advice.collective_lines import COLLECTIVE_LINES, collective_lines
 from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.growing_work import GROWING, growing_operators
-from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
+from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import (
     LEAST_BESIDE,
@@ -21,6 +21,7 @@ from ppprof.analysis.advice.own_lines import (
     paused_lines,
     starts_beside,
 )
+from ppprof.analysis.advice.padding import padded
 from ppprof.analysis.advice.penalties import penalties
 from ppprof.analysis.advice.remote_waits import REMOTE_WAITS, remote_waits
 from ppprof.analysis.advice.repeated_calls import repeated_calls
@@ -61,8 +62,10 @@ from ppprof.analysis.profile.module_tree import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import (
+    LOADERS,
     SampledSteps,
     call_lines,
+    called_by,
     sample_lines,
     sampled_steps,
     samples_by_line,
@@ -78,7 +81,7 @@ from ppprof.analysis.ranks.step_breakdown import (
     loading_intervals,
     waiting_intervals,
 )
-from ppprof.arrays import Bool, Float64, Int64
+from ppprof.arrays import Float64, Int64
 from ppprof.trace import GARBAGE_COLLECTION, joined_source
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
@@ -198,9 +201,9 @@ host event around a blocking copy), accumulation (name of a gradient node), opti
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 paused [what the pause is for] (line in which a pause between steps passes; calls are samples),
-beside by statement [statement of the training that calls it] (likewise), without gradients (likewise, the statements,
+beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
-what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), caller and earlier [name of repeated] (the lines of
+what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), repeated unused (calls of layers without gradients), caller and earlier [name of repeated] (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
 with the time of its gradients; or whose optimizer clears them), unneeded passing (likewise, where gradients of other layers pass through it), unneeded
 cleared (those whose optimizer clears them), caller [name of unneeded cleared] (line that calls the function of its line), collection (a line in
@@ -213,7 +216,9 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
-are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), penalty [form] (operators of penalties on
+are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), padded [remedy] (operators that compute for padding, with
+the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (the remedies), padded numbers, padded words and padded kept (likewise; calls are
+what is looked up, the words among it, and what the remedy leaves), padded line [remedy] (lines that look it up), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
 parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
 parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table (operators on an embedding's table, with the time of rows that do
@@ -221,7 +226,8 @@ not occur), used (updates of such a table, with the time of rows that may occur)
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
-loader calls the line, but not to read or to collate samples), communication line [axis] (likewise, of threads that end steps, while they communicate over
+loader calls the line, but not to read or to collate samples), reading ahead and sampler ahead (likewise, of threads and workers
+that a DataLoader has, at any time), communication line [axis] (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer or operator that is computed again in a Backward), of_layer (line that calls its operators, or the operator), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
@@ -303,6 +309,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         computing, beside = _computing(named, steps_ns)
         builder.add_names("without gradients", computing.with_columns(name="caller"))
         builder.add_names("beside by statement", beside.with_columns(subject="statement"))
+        functions = beside.with_columns(subject="name", name="function").drop_nulls("name")
+        builder.add_names("beside in function", functions)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
         waits_ns += int(time.beside["dur_ns"].sum())
@@ -323,6 +331,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_rows = [pl.Series(written, dtype=pl.Int64)]
     if not profile.unrecorded_device:
         discarded = builder.add_discarded()
+        builder.add_padded()
         saved_rows += [discarded["row"], penalised]
         vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
@@ -552,6 +561,7 @@ class IndicatorBuilder:
         self.add_names("repeated", calls)
         self.add_names("repeated layer", calls.with_columns(name="layer").drop_nulls("name"))
         self.add_names("repeated function", calls.filter(pl.col("layer").is_null()))
+        self.add_names("repeated unused", calls.filter("is_unused").drop_nulls("layer"))
         for kind in ("caller", "earlier"):
             lines = calls.with_columns(subject="name", name=kind).drop_nulls("name")
             self.add_names(kind, lines)
@@ -583,13 +593,20 @@ class IndicatorBuilder:
         self.add_names("read", self._reads(sampled))
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
-        of_loaders = others.filter(pl.Series(_called_by(sampled, LOADERS)[others["stack"]]))
+        of_loaders = others.filter(pl.Series(called_by(sampled, LOADERS)[others["stack"]]))
         # Without any, the training has a thread of its own that loads; with some, others do something else.
         loading = of_loaders if of_loaders.height else others
         self.add_names("loading", loading.select(*named, time_ns="dur_ns"))
-        samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
-        own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
+        samples_next = called_by(sampled, "paddle.io") & ~called_by(sampled, _FETCHER)
+        is_of_sampler = pl.Series(samples_next[samples["stack"].to_numpy()])
+        own = samples.filter(is_of_sampler & pl.Series(loads))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
+        is_of_loader = ~pl.col("is_step") & pl.Series(called_by(sampled, LOADERS)[samples["stack"]])
+        for kind, ahead in (
+            ("reading ahead", is_of_loader),
+            ("sampler ahead", is_of_loader & is_of_sampler),
+        ):
+            self.add_names(kind, samples.filter(ahead).select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
         backward = together(intervals_of(self.phase("Backward")))
         lines = of_steps.filter(pl.Series(contains(backward, time_ns)))
@@ -648,6 +665,16 @@ class IndicatorBuilder:
             lines = self.in_lines(found.with_columns(row=row, subject="product"))
             self.add_names(f"discarded {kind}", lines)
         return found
+
+    def add_padded(self) -> None:
+        """Add the operators that compute for padding, the lines that look up its batches, and their numbers."""
+        found = padded(self.profile).with_columns(subject="remedy")
+        self.add_names("padded", found)
+        self.add_names("padded by", found.with_columns(name="remedy"))
+        lookups = found.drop_nulls("numbers").with_columns(name="remedy")
+        for kind in ("numbers", "words", "kept"):
+            self.add_names(f"padded {kind}", lookups.with_columns(calls=kind))
+        self.add_names("padded line", self.in_lines(found.with_columns(row="lookup_row")))
 
     def add_written_out(self, others: pl.Series) -> Sequence[int]:
         """Add what is written out, and the lines that call it, by its kind; return the rows of the operators.
@@ -1024,15 +1051,6 @@ class IndicatorBuilder:
 
 def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
-
-
-def _called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
-    """Return in which stacks a package, one of these, calls a line of the user's; False for no stack."""
-    frames, called = sampled.stacks.frames, []
-    for stack in sampled.stacks.stacks:
-        first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
-        called.append(any(frames[row].module.startswith(packages) for row in stack[first:]))
-    return np.array([*called, False])
 
 
 def _after(gaps: Intervals, waits: pl.DataFrame) -> Intervals:

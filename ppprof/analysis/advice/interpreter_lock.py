@@ -12,13 +12,11 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
+from ppprof.analysis.profile.python_lines import LOADERS, called_by, sample_lines, sampled_steps
 
 LEAST_RUNNING = 0.5
 """Share of the time in which a thread is in the user's code that it has to be on a processor: a thread
 that sleeps, or waits for a file, holds no lock."""
-LOADERS = ("paddle.io.", "torch.utils.data.")
-"""Beginnings of the modules that call the dataset."""
 
 
 def held_by_others(profile: Profile, waits_ns: float) -> pl.DataFrame:
@@ -53,11 +51,10 @@ def held_by_others(profile: Profile, waits_ns: float) -> pl.DataFrame:
     still = steps_ns * (1 - (time.ran_ns + time.waited_ns) / time.window_ns)
     still -= waits_ns
     lines = sample_lines(sampled)
-    frames, stacks = sampled.stacks.frames, [*sampled.stacks.stacks, []]
-    reads = [any(frames[row].module.startswith(LOADERS) for row in stack) for stack in stacks]
+    reads = called_by(sampled, LOADERS)
     others = others.with_columns(
         name=pl.Series([lines[row] for row in others["stack"]], dtype=pl.String),
-        reads_ahead=pl.Series([reads[row] for row in others["stack"]], dtype=pl.Boolean),
+        reads_ahead=pl.Series(reads[others["stack"]], dtype=pl.Boolean),
     ).drop_nulls("name")
     running = {
         thread: min(1.0, threads[thread].ran_ns / max(1, weight_ns))

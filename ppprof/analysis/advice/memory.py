@@ -149,6 +149,9 @@ def repeated_call(evidence: Evidence) -> list[Finding]:
         "num_others": len(of_layers) + len(of_functions) - 1 or None,
         **({"wording": "function", "remedy": "code-function"} if is_function else {}),
     }
+    unused = dict(evidence.names("repeated unused").select("name", "calls").rows())
+    if not is_function and unused.get(name) == dict(names.select("name", "calls").rows())[name]:
+        facts |= {"wording": "unused", "remedy": "code-unused"}
     return evidence.time_finding("repeated-call", cost_ns, "likely", facts, names)
 
 

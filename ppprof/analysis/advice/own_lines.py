@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.repeated_operators import repeated_operators
+from ppprof.analysis.advice.repeated_operators import repeated_events
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile, once
@@ -88,7 +88,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Here, the end of step 3 belongs to no line.
 
     Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them. Neither do
-    operators without gradients that compute again what is known: `ppprof.analysis.advice.repeated_calls` reports them.
+    layers and operators without gradients that compute again what is known: `ppprof.analysis.advice.repeated_calls` reports them.
 
     Args:
         profile: one rank's window.
@@ -99,13 +99,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
         log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), caller
-        (the line in any case), calls (the instants that the sample stands for), dur_ns (the time), compiles
+        (the line in any case), function (the innermost of the user's below ``name``: ``loss.py, soften()``; null if it is that of the line), calls (the instants that the sample stands for), dur_ns (the time), compiles
         (whether ``to_static`` compiles a program), computes (whether layers compute without gradients
         ahead of a Backward, outside evaluations: a teacher, or a metric) and operates (whether an operator
         runs). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
-    lines = {"name": pl.String, "statement": pl.String, "caller": pl.String}
+    lines = dict.fromkeys(("name", "statement", "caller", "function"), pl.String)
     kinds = dict.fromkeys(("compiles", "computes", "operates"), pl.Boolean)
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
@@ -124,7 +124,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
     computes, operates = np.zeros((2, samples.height), bool)
     operators = profile.tree.hosts.filter(pl.col("category") == "Operator")
-    again = repeated_operators(profile)
+    again = repeated_events(profile)
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, remote_waiting(profile), intervals_of(profile.pauses)),
@@ -532,8 +532,8 @@ class _LineChooser:
             path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
         }
 
-    def of(self, rows: Int64) -> list[tuple[str | None, str | None, str | None]]:
-        """Return the names of the line, of the statement and of the line that is the statement or in it, for each sample; None for a line that trains, too, unless it compiles.
+    def of(self, rows: Int64) -> list[tuple[str | None, str | None, str | None, str | None]]:
+        """Return the names of the line, of the statement, of the line that is the statement or in it, and of the innermost function below the line, for each sample; None for a line that trains, too, unless it compiles.
 
         ::
 
@@ -548,7 +548,7 @@ class _LineChooser:
             first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), none)
             if first:
                 groups[path[:first]].append(row)
-        names: dict[int, tuple[str, str, str]] = {}
+        names: dict[int, tuple[str, str, str, str | None]] = {}
         for outer, members in groups.items():
             rest, statement = members, self._statement(outer)
             caller = line_name(self._sampled.stacks, outer[-1])
@@ -556,9 +556,10 @@ class _LineChooser:
                 inner = self._inner(outer, rest)
                 length, name = len(inner), line_name(self._sampled.stacks, inner[-1])
                 of_line = [row for row in rest if self._paths[row][:length] == inner]
-                names.update(dict.fromkeys(of_line, (name, statement, caller)))
+                for row in of_line:
+                    names[row] = name, statement, caller, self._function_below(inner, row)
                 rest = [row for row in rest if self._paths[row][:length] != inner]
-        return [names.get(row, (None, None, None)) for row in rows.tolist()]
+        return [names.get(row, (None,) * 4) for row in rows.tolist()]
 
     def parts(self, rows: Sequence[int]) -> list[str | None]:
         """Return, for each sample, the name of the line that has most of its part of what they all do; None without a line.
@@ -607,9 +608,20 @@ class _LineChooser:
         whole = sum(self._whole[line] for line in lines)
         training = sum(self._training[line] for line in lines)
         is_loop = whole >= _LOOP * sum(self._weights)
+        if len(path) == 1 or is_loop or training > _MOST_TRAINING * whole:
+            return line_name(self._sampled.stacks, path[-1])
+        return self._function_name(path)
+
+    def _function_below(self, path: Path, row: int) -> str | None:
+        """Return the name of a sample's innermost function below a path; None if it is that of the path's end."""
+        inner, line = self._paths[row], path[-1]
+        is_own = (inner[-1].file, inner[-1].function) == (line.file, line.function)
+        return None if is_own else self._function_name(inner)
+
+    def _function_name(self, path: Path) -> str:
+        """Return the name of the function at a path's end; that of its line outside of functions."""
         function = path[-1].function.rpartition("<locals>.")[2]
-        is_named = not function.startswith("<")
-        if len(path) == 1 or is_loop or not is_named or training > _MOST_TRAINING * whole:
+        if function.startswith("<"):
             return line_name(self._sampled.stacks, path[-1])
         return f"{path[-1].file}, {function}()"
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import MAJOR_RATIO, Fact, Finding
+from ppprof.analysis.advice.padding import GROUPED
 from ppprof.analysis.advice.penalties import L2, NORM
 from ppprof.analysis.efficiency.written_out import SLOW_ON_HOST
 
@@ -216,6 +217,32 @@ def discarded_rows(evidence: Evidence) -> list[Finding]:
     cost_ns = float(products["time_ns"].sum())
     operators = evidence.names("discarded")
     return evidence.time_finding("discarded-rows", cost_ns, "possible", facts, operators)
+
+
+def padded_batches(evidence: Evidence) -> list[Finding]:
+    """Report operators that compute for padding; the cost is what batches made in another way would save.
+
+    Of two remedies for different batches, the one that saves more.
+    """
+    remedies = evidence.names("padded by")
+    if remedies.is_empty():
+        return []
+    remedy = str(remedies["name"][0])
+    numbers, words, kept = (
+        float(evidence.names(f"padded {kind}").filter(name=remedy)["calls"].sum())
+        for kind in ("numbers", "words", "kept")
+    )
+    facts: dict[str, Fact] = {
+        "line": evidence.first_name("padded line", remedy),
+        "numbers": round(numbers),
+        "words": round(words),
+        "kept": round(kept),
+        "wording": remedy if remedy == GROUPED else None,
+        "remedy": f"code-{remedy}" if remedy == GROUPED else "code",
+    }
+    operators = evidence.names("padded", subject=remedy)
+    cost_ns = float(operators["time_ns"].sum())
+    return evidence.time_finding("padded-batches", cost_ns, "possible", facts, operators)
 
 
 def penalty_in_loss(evidence: Evidence) -> list[Finding]:

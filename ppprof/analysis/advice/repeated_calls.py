@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.advice.own_lines import starts_beside, starts_without_gradients
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.repeated_operators import repeated_operators
+from ppprof.analysis.advice.repeated_operators import repeated_events
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.profile.python_lines import line_name
 from ppprof.analysis.ranks.device_steps import stepping_threads
@@ -27,7 +27,8 @@ class RepeatedCalls(NamedTuple):
     """One row per call of a layer, or of an operator: step; layer, its path or class, null for an operator; name, the
     layer with the line that calls it, or the function with the line that calls the function; caller, the line
     that calls the function of a layer's line, null if unknown and for operators; earlier, the line of the step's first
-    such call, or the caller of an equal line, null if both are equal; and time_ns: of the call and of the gradients of
+    such call, or the caller of an equal line, null if both are equal; is_unused, whether no gradient of the call is
+    computed ahead of a Backward; and time_ns: of the call and of the gradients of
     its operators, device time if the trace has device events."""
     is_inside: Bool
     """Whether each host event is one of these calls, below one, or a gradient of an operator in one."""
@@ -59,8 +60,10 @@ def repeated_calls(profile: Profile) -> RepeatedCalls:
     is_call = np.zeros(hosts.height, bool)
     is_call[names["row"].to_numpy()] = True
     is_beside = starts_beside(profile).copy()
-    operators = repeated_operators(profile)["row"].to_numpy()
-    is_beside[operators] &= ~starts_without_gradients(profile)[operators]  # masks have none
+    marked = repeated_events(profile)["row"].to_numpy()
+    has_none = starts_without_gradients(profile)
+    # Masks have none, and neither has a model that a metric calls.
+    is_beside[marked] &= ~has_none[marked]
     is_beside |= ~np.isin(hosts["thread"].to_numpy(), stepping_threads(profile))
     is_call &= ~is_beside
     is_call &= ~tree.below(np.flatnonzero(is_call))
@@ -73,12 +76,13 @@ def repeated_calls(profile: Profile) -> RepeatedCalls:
     is_inside = call_of >= 0
     is_inside[nodes["row"].to_numpy()] = True
     time_ns = tree.time_column
-    calls = hosts.filter(pl.Series(is_call)).select("row", "step", time_ns)
+    calls = hosts.with_columns(is_unused=pl.Series(has_none)).filter(pl.Series(is_call))
+    calls = calls.select("row", "step", "is_unused", time_ns)
     backwards = nodes.group_by(row="call").agg(backward_ns=pl.col(time_ns).sum())
     calls = calls.join(backwards.cast({"row": calls["row"].dtype}), "row", "left")
     calls = calls.join(names, "row", maintain_order="left").drop_nulls("step")
     table = calls.select(
-        *("step", "layer", "name", "caller", "earlier"),
+        *("step", "layer", "name", "caller", "earlier", "is_unused"),
         time_ns=pl.col(time_ns) + pl.col("backward_ns").fill_null(0),
     )
     return RepeatedCalls(table, is_inside)

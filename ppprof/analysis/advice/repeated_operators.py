@@ -1,4 +1,4 @@
-"""Operators in functions of the user's code that compute again what the step has computed before."""
+"""Calls of layers, and operators in functions of the user's code, that compute again what the step has computed before."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ppprof.trace.operator_inputs import REPEATED
 
 
 @once
-def repeated_operators(profile: Profile) -> pl.DataFrame:
-    """Return the outermost host events of operators that have the attribute `REPEATED`, also beside the training.
+def repeated_events(profile: Profile) -> pl.DataFrame:
+    """Return the host events of layers, and of outermost operators, that have the attribute `REPEATED`, also beside the training.
 
     Returns:
         Columns of ``Tree.hosts``: row, thread, start_ns, end_ns.
@@ -20,5 +20,5 @@ def repeated_operators(profile: Profile) -> pl.DataFrame:
         attributes=profile.trace.events["attributes"].slice(0, tree.hosts.height).cast(pl.String)
     )
     is_repeated = pl.col("attributes").str.contains(f'"{REPEATED}":', literal=True)
-    is_operator = (pl.col("category") == "Operator") & pl.Series(tree.is_outermost_operator)
-    return hosts.filter(is_operator & is_repeated).select("row", "thread", "start_ns", "end_ns")
+    is_outermost = (pl.col("category") != "Operator") | pl.Series(tree.is_outermost_operator)
+    return hosts.filter(is_outermost & is_repeated).select("row", "thread", "start_ns", "end_ns")

@@ -176,7 +176,12 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     if present is not None and present >= MOST_WORKERS:
         facts |= {"remedy": "enough", "proposed_workers": None}
     own, whole_ns = evidence.names("sampler"), recorded_ns
-    if not (present or has_workers):  # the thread that runs the sampler loads the samples, too
+    if facts["line"] is None and own.is_empty():
+        # No recorded step waits: recording slows the training, and not its readers.
+        reading, own = evidence.names("reading ahead"), evidence.names("sampler ahead")
+        facts["line"] = evidence.first_name("reading ahead")
+        whole_ns = float(reading["time_ns"].sum())
+    elif not (present or has_workers):  # the thread that runs the sampler loads the samples, too
         whole_ns = max(recorded_ns, float(evidence.names("loading")["time_ns"].sum()))
     if own["time_ns"].sum() > _MOSTLY * whole_ns:
         facts |= {"line": own["name"][0], "proposed_workers": None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.diff.significance import BETWEEN_RUNS
 
 _LEAST_OF_STEP = 0.01
@@ -17,11 +19,16 @@ _SURE = 2.0
 """Standard errors by which a change is below that."""
 
 
+_FILE = r"^(.+?):[0-9]+"
+_FUNCTION = rf"{_FILE}, ([^:]+\(\)).*$"
+"""What the name of a line begins with, and the name if it has a function."""
+
+
 class LineChange(NamedTuple):
     """What a line added to the step, or saved."""
 
     name: str
-    """As in `Diff.lines`."""
+    """As in `Diff.lines`; ``train.py, log()`` for the lines of a function together."""
     status: str
     """``both``, ``new`` or ``gone``."""
     delta_ns: float
@@ -33,6 +40,8 @@ class LineChange(NamedTuple):
 
 def line_change(diff: Diff) -> LineChange | None:
     """Return the line with the largest change in the direction of the step, at least 1% of a step.
+
+    If no line has, the function: the lines of a loop have few samples each.
 
     None unless the changes of the line and of all lines together are clear: code that has moved from
     one line to another makes no step longer. Nor if the verdict on the step time is the opposite, or that there is no
@@ -56,7 +65,37 @@ def line_change(diff: Diff) -> LineChange | None:
     if verdict == ("faster" if sign > 0 else "slower"):
         return None
     least_ns = (_LEAST_OF_STEP if verdict in ("slower", "faster") else BETWEEN_RUNS) * step_ns[0]
-    lines = diff.lines.filter("is_clear")
+    for each in (diff, Diff(*_by_functions(runs))):
+        change = _largest(each.lines.filter("is_clear"), nets_ns, least_ns, rank)
+        if change is not None:
+            return change
+    return None
+
+
+def _by_functions(runs: Sequence[RunCosts]) -> Iterator[RunCosts]:
+    """Yield copies whose lines are functions: ``train.py, log()``; ``log()`` if the runs share no file.
+
+    Lines of no function stay.
+    """
+    files = [set(run.lines["name"].str.extract(_FILE, 1).drop_nulls()) for run in runs]
+    name = "${1}, ${2}" if set.intersection(*files) else "${2}"
+    for run in runs:
+        function = pl.col("name").str.replace(_FUNCTION, name)
+        yield replace(run, lines=run.lines.with_columns(name=function))
+
+
+def _largest(
+    lines: pl.DataFrame, nets_ns: Sequence[float], least_ns: float, rank: int | None
+) -> LineChange | None:
+    """Return the first line whose change is at least as long as ``least_ns``; None without one.
+
+    Args:
+        lines: those that changed clearly, the largest change first.
+        nets_ns: changes that no line's can exceed, of one sign.
+        least_ns: the least change, above 0.
+        rank: `LineChange.rank`.
+    """
+    sign = 1 if nets_ns[0] > 0 else -1
     for name, status, delta_ns in lines.select("name", "status", "delta_time_ns").rows():
         change_ns = min(sign * time_ns for time_ns in (*nets_ns, delta_ns))
         if change_ns >= least_ns and not _is_edited(lines, status, sign):

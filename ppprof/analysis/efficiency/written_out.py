@@ -15,10 +15,19 @@ Some operators are slow on a CPU by themselves. Measured with Paddle 3.3, float3
     shape           slow                     in place of it
     4096 elements   pow: 6 to 40 times as long as square, and from there on
     [1024,512]      log_softmax 50 ms        cross_entropy 1.4 ms
-    [512,8000]      log_softmax 5.9 s        cross_entropy 17 ms
+    [512,8000]      log_softmax 5.9 s        cross_entropy 17 ms; softmax and its log 52 ms
     [1024,512]      p_norm of rows 35 ms     root of the sum of squares 2 ms
     [256,256]       max of rows 23 ms        topk 0.7 ms
     [1024,512]      max of rows 370 ms       topk 5 ms
+
+What cross_entropy takes of the time of its spellings, measured likewise for [512,8000] and [1024,512]::
+
+    log_softmax, the label's entry                        0.00    0.03    so log_softmax is slow there
+    softmax, log, product with one_hot, sum               0.22    0.27
+    softmax, log, the label's entry                       0.31    0.31
+    exp, sum, log, subtract, the label's entry            0.34    0.36
+    softmax, the label's entry, its log                   0.51    0.59
+    softmax, product with one_hot, sum, log               0.38    0.49
 """
 
 from __future__ import annotations
@@ -56,10 +65,10 @@ _SYMBOLS = {
     **dict.fromkeys(("pow", "square"), "P"),
     **dict.fromkeys(("sqrt", "rsqrt"), "r"),
     **dict.fromkeys(("scale", "div_scale"), "K"),
-    **dict.fromkeys(("take_along_axis", "gather_nd", "index_sample"), "G"),
+    **dict.fromkeys(("take_along_axis", "gather_nd", "index_sample", "nll_loss"), "G"),
     **{"exp": "E", "tanh": "T", "erf": "F", "one_hot": "o", "log": "l"},
     **{"multiply": "*", "divide": "/", "subtract": "-", "add": "+"},
-    **{"softmax": "S", "log_softmax": "L"},
+    **{"softmax": "S", "log_softmax": "L", "clip": "C"},
     **dict.fromkeys(("matmul", "bmm"), "m"),
 }
 _ALWAYS = "rol"
@@ -81,28 +90,52 @@ class _Kind(NamedTuple):
     pattern: re.Pattern[str]
     passes: int
     """Over the elements, of the one operator."""
+    kept: tuple[float, float] | None = None
+    """Share of their time that the one operator takes on a host, as measured, and on a device, by passes with gradients; None if
+    the passes of the operators decide."""
 
 
+_CLASSES_KEPT = 0.3
+"""What cross_entropy takes of log_softmax and the choice of a class on a CPU, with gradients: 0.31 for [256,100], less for more
+classes."""
 _NORM = (
     r"M{1,2}-[P*][MU]r?-?\*?r?[*/]\*?\+?|(?:M[P*]M|[P*]MM)r?-r?[*/]\*?\+?"
     r"|(?:MV-|VM-|M-V)r?\*?r?[*/]\*?\+?"
 )
+_PROBABILITIES = ("S", "X?-?EU/")
+_LOGS_BY_HAND = (*(f"{each}[KC]?l" for each in _PROBABILITIES), "X?-?EUl-")
+"""Logarithms of probabilities; what is ahead of one adds a small number, or clips."""
+
+
+def _entry_of(*values: str, then: str = "") -> re.Pattern[str]:
+    """Return the pattern of the label's entry of each row, chosen by its place or by the sum of a product with a ``one_hot``.
+
+    The ``one_hot`` may be made anywhere ahead of the product. Scaled values may be negative ones::
+
+        take_along_axis(log(softmax(x)))        S l G
+        (one_hot * log(softmax(x))).sum()       S l o * U,  S o l * U,  o S l * U
+    """
+    chosen = (f"{each}K?G{then}" for each in values)
+    products = (
+        r"(?=[^*]*o[^*]*\*)o?" + re.sub(r"(\[.*?\]|.)(\??)", r"\1\2o?", each) + rf"K?o?\*K?U{then}"
+        for each in values
+    )
+    return re.compile("|".join((*chosen, *products)))
+
+
 _KINDS = (
     _Kind("layer_norm", re.compile(_NORM), 3),
     _Kind("rms_norm", re.compile(r"[P*]Mr[*/]\*?"), 3),
+    _Kind("cross_entropy", _entry_of("L"), 2, (_CLASSES_KEPT, 0.6)),
+    _Kind("cross_entropy", _entry_of(*_LOGS_BY_HAND), 2, (0.35, 0.3)),
+    _Kind("cross_entropy", _entry_of(*_PROBABILITIES, then="l"), 2, (0.6, 0.6)),
     _Kind("softmax", re.compile(r"X?-?EU/"), 2),
     _Kind("gelu", re.compile(r"K?(?:P|\*\*)K?\+K?TK\*K?|K{0,2}FK\*K?"), 2),
-    _Kind("cross_entropy", re.compile(r"LG|(?:oL|Lo)\*U"), 2),
 )
 SLOW_ON_HOST = frozenset(("pow", "log_softmax", "norm", "max"))
 """Kinds that are one operator, which is slow on a CPU."""
 _ON_DEVICE_ONLY = frozenset(("rms_norm",))
 """Kinds for which Paddle has no operator on a CPU."""
-_CLASSES_KEPT = 0.3
-"""What cross_entropy takes of log_softmax and the choice of a class on a CPU, with gradients: 0.31 for [256,100], less for more
-classes."""
-_KEPT_ON_DEVICE = 0.6
-"""The same by passes over the elements: 4 of 7."""
 _SLOW = {
     **{"pow": ("pow", 0.2), "log_softmax": ("log_softmax", _CLASSES_KEPT), "p_norm": ("norm", 0.2)},
     **dict.fromkeys(("max", "amax", "min", "amin"), ("max", 0.2)),
@@ -126,6 +159,8 @@ class _Call(NamedTuple):
     """Of a mean, a variance or a power."""
     rank: int = 0
     """The number of axes of its first tensor."""
+    width: int = 0
+    """The last dim of its first tensor."""
 
 
 class _Match(NamedTuple):
@@ -185,8 +220,9 @@ def _calls(own: pl.DataFrame) -> Iterator[_Call]:
         symbol = _SYMBOLS.get(name, "" if name in _MOVES else "z")
         num_large = sum(2 * each >= size for each in sizes)
         known = attributes if symbol in ("M", "V", "P") else None
-        rank = len(tensors[0]) if tensors else 0
-        yield _Call(row, name, symbol, size, num_large, known, rank)
+        first = tensors[0] if tensors else ()
+        width = first[-1] if first else 0
+        yield _Call(row, name, symbol, size, num_large, known, len(first), width)
 
 
 def _matches(calls: Sequence[_Call], own: pl.DataFrame, *, on_device: bool) -> Iterator[_Match]:
@@ -237,9 +273,8 @@ def _of_run(run: Sequence[_Call], *, on_device: bool) -> Iterator[_Match]:
             for place in kind.pattern.finditer(text):
                 first, last = symbols[place.start()][0], symbols[place.end() - 1][0]
                 parts = run[first : last + 1]
-                name = _name(kind, parts, size)
-                is_read = kind.name == "cross_entropy" and _READS.search(text[place.end() :])
-                if name is None or is_read or any(each.size > size for each in parts):
+                name = _name(kind, parts, size, text[place.end() :])
+                if name is None or any(each.size > size for each in parts):
                     continue
                 yield _Match(
                     name,
@@ -249,8 +284,10 @@ def _of_run(run: Sequence[_Call], *, on_device: bool) -> Iterator[_Match]:
                 )
 
 
-def _name(kind: _Kind, parts: Sequence[_Call], size: int) -> str | None:
-    """Return the name of a kind, of norms by their axes; None for a norm that no operator computes.
+def _name(kind: _Kind, parts: Sequence[_Call], size: int, rest: str) -> str | None:
+    """Return the name of a kind, of norms by their axes; None if no operator computes the norm or the loss.
+
+    ``rest`` has the symbols of the operators that follow, which may read the probabilities, too.
 
     ::
 
@@ -258,13 +295,18 @@ def _name(kind: _Kind, parts: Sequence[_Call], size: int) -> str | None:
         [16,32,9,9] and [16,32]     mean([0, 2, 3]), mean(0)    batch_norm
         [16,32,9,9]                 mean(1), mean()             none
     """
+    if kind.name == "cross_entropy":
+        last = parts[-1]  # the log of what was chosen of each row, or of something else
+        shown = next(each for each in parts if each.size == size)
+        is_other = last.symbol == "l" and last.size * shown.width != size
+        return None if is_other or _READS.search(rest) else kind.name
     if kind.name not in ("layer_norm", "rms_norm"):
         return kind.name
     has_root = any(each.symbol == "r" or each.name == "std" for each in parts)
     # What is divided or scaled is as large as what the statistics are of, and these are not.
-    last = [each for each in parts if each.symbol in ("*", "/") and each.size == size]
+    scaled = [each for each in parts if each.symbol in ("*", "/") and each.size == size]
     axes = {_axes(each) for each in parts if each.symbol in ("M", "V")}
-    if not has_root or not any(each.num_large == 1 for each in last) or len(axes) != 1:
+    if not has_root or not any(each.num_large == 1 for each in scaled) or len(axes) != 1:
         return None
     names = {"trailing": kind.name, "channels": "batch_norm"}
     return names.get(axes.pop())
@@ -285,8 +327,8 @@ def _axes(call: _Call) -> str:
 
 def _kept(kind: _Kind, parts: Sequence[_Call], size: int, *, on_device: bool) -> float:
     """Return the share of the time of some operators that one in place of them takes."""
-    if kind.name == "cross_entropy":
-        return _KEPT_ON_DEVICE if on_device else _CLASSES_KEPT
+    if kind.kept is not None:
+        return kind.kept[on_device]
     passes = sum(
         each.num_large + (each.symbol not in _REDUCTIONS) for each in parts if each.size == size
     )

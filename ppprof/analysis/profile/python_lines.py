@@ -16,10 +16,11 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.intervals import contains, covered_within, union
+from ppprof.analysis.profile.intervals import contains, covered_within, together, union
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.ranks.device_steps import host_steps
-from ppprof.arrays import Int64
+from ppprof.analysis.ranks.step_breakdown import loading_intervals
+from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame, PythonStacks
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import nullable
@@ -29,6 +30,8 @@ _MOST_SOURCE = 60
 """Characters of a line's source in its name."""
 ELSEWHERE = "outside your code"
 """Stands for the line of samples without a frame of the user's."""
+LOADERS = ("paddle.io.", "torch.utils.data.")
+"""Beginnings of the modules that call the dataset."""
 _CONFIDENCE = 1.96
 """Standard deviations of an interval that holds the truth in 95% of cases."""
 
@@ -158,6 +161,15 @@ def samples_by_line(sampled: SampledSteps) -> pl.DataFrame:
     ).drop_nulls("name")
 
 
+def called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
+    """Return in which stacks a package, one of these, calls a line of the user's, shape (stacks + 1,); False for no stack."""
+    frames, called = sampled.stacks.frames, []
+    for stack in sampled.stacks.stacks:
+        first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
+        called.append(any(frames[row].module.startswith(packages) for row in stack[first:]))
+    return np.array([*called, False])
+
+
 LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
 """Columns of `lines_by_step`."""
 
@@ -165,12 +177,21 @@ LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
 def lines_by_step(profile: Profile) -> pl.DataFrame:
     """Return the time of each line of the user's code in each step, by samples of threads that end steps.
 
-    Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`.
+    Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`. Time that
+    waits for other threads or processes to read data belongs to the line in which these mostly are.
     """
     sampled = sampled_steps(profile)
     if sampled is None:
         return pl.DataFrame(schema=LINES)
-    samples = samples_by_line(sampled).filter("is_step")
+    samples = samples_by_line(sampled)
+    samples, others = samples.filter("is_step"), samples.filter(~pl.col("is_step"))
+    reads = others.filter(pl.Series(called_by(sampled, LOADERS)[others["stack"]], dtype=pl.Boolean))
+    most = reads.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name").tail(1)
+    if most.height:
+        waits = contains(together(loading_intervals(profile)), samples["time_ns"].to_numpy())
+        waits &= ~called_by(sampled, LOADERS)[samples["stack"].to_numpy()]
+        name = pl.when(pl.Series(waits)).then(pl.lit(most["name"][0])).otherwise("name")
+        samples = samples.with_columns(name=name)
     return samples.group_by("name", "step").agg(time_ns=pl.col("dur_ns").sum()).select(*LINES)
 
 

@@ -32,6 +32,7 @@ import paddle
 from paddle import _C_ops
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
+from paddle.tensor import creation
 
 from ppprof.arrays import Int64
 from ppprof.capture.recording.cleared_gradients import CallId, ClearedGradients
@@ -46,6 +47,7 @@ from ppprof.capture.recording.gradient_order import (
     unused_gradients,
 )
 from ppprof.capture.recording.observers import FileObserver
+from ppprof.capture.recording.padded_batches import TABLES, PaddedBatches
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.repeated_calls import LayerCall, Place, Repeated, RepeatedCalls
 from ppprof.capture.recording.repeated_operators import RepeatedGroup, RepeatedOperators
@@ -105,10 +107,14 @@ class WindowCalls:
     Args:
         node_of: returns the node of a tensor; None if graphs of gradients cannot be looked at.
         num_communications: returns how many communication operations there have been.
+        is_constant: as for `ValueNumbers`.
     """
 
     def __init__(
-        self, node_of: Callable[..., Any] | None, num_communications: Callable[[], int] = int
+        self,
+        node_of: Callable[..., Any] | None,
+        num_communications: Callable[[], int] = int,
+        is_constant: Callable[[], bool] = bool,
     ) -> None:
         self._node_of = node_of
         self.signatures: dict[Key, int] = {}
@@ -139,8 +145,11 @@ class WindowCalls:
         """Number of the line that first calls a layer, by the layer's row."""
         self.places: dict[CallId, tuple[int, int]] = {}
         """Numbers of the user's two lines that make a call of a layer, in the first step."""
-        self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers(num_communications))
+        self.repeated = RepeatedCalls(
+            None if self.may_split else ValueNumbers(num_communications, is_constant)
+        )
         self.operators = RepeatedOperators()
+        self.batches = PaddedBatches()
         self.changed: set[int] = (
             set() if self.repeated.values is None else self.repeated.values.changed
         )
@@ -240,6 +249,25 @@ class WindowCalls:
             self._stop_numbering()
             return None
         return number
+
+    def note_lookup(self, name: str, args: Sequence[Any], call: CallId) -> None:
+        """Note what a call looks up in a table, if Paddle passes both by their places."""
+        try:
+            numbers, table = TABLES[name]
+            self.batches.note(call, args[numbers], args[table])
+        except Exception as error:  # no tensors
+            pass_interruption(error)
+
+    def note_constant(self, data: Any, tensor: Any) -> None:
+        """Note a tensor that is made of data (`ValueNumbers.note_constant`)."""
+        values = self.repeated.values
+        if values is None:
+            return
+        try:
+            values.note_constant(data, tensor)
+        except Exception as error:  # data may be anything
+            pass_interruption(error)
+            self._stop_numbering()
 
     def _stop_numbering(self) -> None:
         """Know no more repeated calls of layers, and no operators."""
@@ -410,6 +438,17 @@ class WindowCalls:
             log.debug("cleared gradients are not recorded", exc_info=True)
         return self.repeated.in_all_steps(calls, found)
 
+    def lengths_of_samples(self, rows: Int64) -> dict[int, list[int]]:
+        """Return `OperatorCalls.lengths`; ``rows`` are the calls."""
+        try:
+            lengths = self.batches.lengths()
+        except Exception as error:  # a device may do anything
+            pass_interruption(error)
+            log.debug("the lengths of samples are not recorded", exc_info=True)
+            return {}
+        calls = map(tuple, rows[:, :2].tolist()) if lengths else ()
+        return {row: lengths[call] for row, call in enumerate(calls) if call in lengths}
+
     def _leaves(self) -> dict[int, int]:
         """Return the addresses of the nodes of all parameters, by their identities."""
         layers = self._called_layers()
@@ -501,6 +540,12 @@ _CALL = "_dygraph_call_func"
 """Method of layers that records their event."""
 _SETTERS = ("set_value", "copy_")
 """Methods of tensors by which a training changes parameters itself."""
+_READS = ("numpy", "_getitem_from_offset")
+"""Methods of tensors in C++ that copy values to Python."""
+_TO_TENSOR = "_to_tensor_non_static"
+"""Function of Paddle that makes a tensor of numbers of Python or NumPy, in which it calls no operator."""
+_NO_DATA = (type(None), bool, int, float, str, list, tuple)
+"""Types of a layer's arguments that hold no data of Python or NumPy; of lists, the items decide."""
 _CLEAR, _GRADIENT = "clear_gradient", "grad"
 """Method and attribute of tensors by which a training clears and reads a gradient. Paddle's optimizers read it in another
 way."""
@@ -531,6 +576,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._recorded = WindowCalls(None)
         """The calls until `take`, also those of a window that is over."""
         self._local = threading.local()
+        self._num_reads = 0
+        """How often values of tensors were copied to Python."""
         self._lines = OwnLines(UserFiles(Path.cwd()))
         self._dtypes = {
             dtype_key(getattr(paddle, name)): row
@@ -554,7 +601,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         _active = self
         if not self._knows_graphs:
             self._node_of, self._knows_graphs = _node_reader(), True
-        self._window = self._recorded = WindowCalls(self._node_of, self._num_communications)
+        self._window = self._recorded = self._new_window()
         self._functions.install()
         for name, (method, wrapper) in self._methods.items():
             if vars(self._tensor).get(name) is method:
@@ -562,6 +609,9 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._patches.replace(self._tensor, _FREE, self._free_wrapper)
         self._patches.replace(self._tensor, _CLEAR, self._clear_wrapper)
         self._patches.put(self._tensor, _GRADIENT, self._gradient_property())
+        for name in _READS:
+            self._patches.replace(self._tensor, name, self._read_wrapper)
+        self._patches.replace(creation, _TO_TENSOR, self._to_tensor_wrapper)
         for name in _SETTERS:
             self._patches.replace(self._tensor, name, self._set_wrapper)
         self._patches.replace(paddle.nn.Layer, _CALL, self._layer_wrapper)
@@ -578,7 +628,18 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
         if self._window is not self._recorded and self._patches.is_installed:
-            self._window = self._recorded = WindowCalls(self._node_of, self._num_communications)
+            self._window = self._recorded = self._new_window()
+
+    def _new_window(self) -> WindowCalls:
+        return WindowCalls(self._node_of, self._num_communications, self._is_constant)
+
+    def _is_constant(self) -> bool:
+        """Return whether this thread's numbers of Python and NumPy are constants of the code.
+
+        They are in a layer, if no layer around was called with such numbers alone or in lists, such as a simulator's
+        observation, and if no values of tensors were copied to Python since the outermost layer was called.
+        """
+        return getattr(self._local, "num_reads", None) == self._num_reads
 
     def num_operators(self) -> int | None:
         """Return the number of calls that are noted; None if programs call operators, too."""
@@ -654,6 +715,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             repeated_calls,
             list(map(self._repeated_function, functions)),
             *self._cleared(window.calls_with_cleared(leaves, layer_calls), layer_calls),
+            window.lengths_of_samples(rows),
         )
 
     def _cleared(
@@ -704,12 +766,12 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             *(self._dtype_of, self._lines.two_around),
             self._note_operator,
         )
-        is_update = name in _UPDATES
+        is_update, is_lookup = name in _UPDATES, name in TABLES
         is_cast_by_amp = name in _CAST_BY_AMP
         called = self._update_wrapper(function) if is_update else function
 
         @functools.wraps(function)  # so that it can be pickled, by its name
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901 (likewise)
             window = self._window
             if window is None:
                 return function(*args, **kwargs)
@@ -753,6 +815,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 thread = local.id = threading.get_native_id()
             dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
+            if is_lookup:
+                window.note_lookup(name, args, (thread, start))
             if before is not None:
                 number = window.after_call(name, args, result, (thread, start), before)
                 note_operator(window, (thread, start), lines, number)
@@ -815,17 +879,38 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 pass_interruption(error)
                 row = -1
             results, thread = None, threading.get_native_id()
+            num_reads = getattr(local, "num_reads", None)
+            if window.is_examined:
+                before = self._num_reads if around is None else num_reads
+                local.num_reads = before if _has_no_data(args, kwargs) else None
             start = now()
             local.layer_call = call = thread, start, row
             try:
                 results = function(layer, *args, **kwargs)
                 return results
             finally:
-                local.layer_call = around
+                local.layer_call, local.num_reads = around, num_reads
                 if row >= 0:
                     window.layer_calls.extend((thread, start, now(), row))
                     if window.is_examined:
                         window.note_results(call, around, results, lines.two_around(caller(1)))
+
+        return wrapper
+
+    def _read_wrapper(self, function: _Call) -> _Call:
+        def wrapper(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+            self._num_reads += 1
+            return function(tensor, *args, **kwargs)
+
+        return wrapper
+
+    def _to_tensor_wrapper(self, function: _Call) -> _Call:
+        def wrapper(data: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = function(data, *args, **kwargs)
+            window = self._window
+            if window is not None and window.is_examined:
+                window.note_constant(data, result)
+            return result
 
         return wrapper
 
@@ -929,6 +1014,19 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             elif value is not None:
                 attributes[argument] = _plain(value)
         return Signature(name, shapes, dtypes, attributes, self._lines.call_stack(line))
+
+
+def _has_no_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a layer is called with tensors, and beside them with flags, single numbers and lists of tensors alone."""
+    tensor: Any = core.eager.Tensor
+    several = [*args, *kwargs.values()]
+    lists = [each for each in several if type(each) in (list, tuple)]
+    items = [item for each in lists for item in each]
+    are_known = all(isinstance(each, tensor) or type(each) in _NO_DATA for each in several)
+    are_tensors = all(isinstance(each, tensor) or each is None for each in items)
+    return (
+        are_known and are_tensors and any(isinstance(each, tensor) for each in (*several, *items))
+    )
 
 
 def local_shape(tensor: Any) -> Sequence[int]:

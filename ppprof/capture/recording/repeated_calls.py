@@ -15,6 +15,12 @@ the outer layer computes something else, such as with other random numbers, and 
     encoder  table  dropout       encoder  table  dropout       SimCSE: two views of one batch
                                            does not count
 
+A call whose results are a part of what the earlier one returned is a repeated one, too, and so is a call without gradients
+that returns the values of an earlier one with gradients::
+
+    model(ids, labels)     returns loss, logits
+    model(ids)             returns logits, for a metric: repeated
+
 A Backward that frees its graph ends what is known: results whose gradients were computed cannot be used again.
 """
 
@@ -26,7 +32,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ppprof.arrays import Int64
-from ppprof.capture.recording.value_numbers import Value, ValueNumbers
+from ppprof.capture.recording.value_numbers import (
+    Value,
+    ValueNumbers,
+    has_gradients,
+    numbers_in,
+)
 
 T = TypeVar("T")
 
@@ -49,6 +60,10 @@ class _Earlier(NamedTuple):
 
     place: Place
     around: LayerCall | None
+    numbers: frozenset[int]
+    """Of the tensors that it returned."""
+    alike: frozenset[int]
+    """Likewise, of equal values with gradients or without."""
 
 
 class Repeated(NamedTuple):
@@ -69,6 +84,8 @@ class RepeatedCalls:
         self.values = values
         """The numbers of the first step's values; None once it is over, or if they are unknown."""
         self._seen: dict[tuple[int, Value], _Earlier] = {}
+        self._returned: dict[tuple[int, int], _Earlier] = {}
+        """The latest call of a layer that returned a tensor, by the tensor's number (`ValueNumbers.alike`)."""
         self._repeated: dict[tuple[int, int], Repeated] = {}
         """By thread and start of a call."""
         self._ends: list[int] = []
@@ -89,20 +106,35 @@ class RepeatedCalls:
         if value is None:
             return
         thread, start, layer = call
-        now = _Earlier(place, around)
-        earlier = self._seen.setdefault((layer, value), now)
+        numbers = frozenset(numbers_in(value))
+        alike = frozenset(map(self.values.alike, numbers))
+        now = _Earlier(place, around, numbers, alike)
+        earlier: _Earlier | None = self._seen.setdefault((layer, value), now)
         if earlier is now:
-            return
-        before = earlier.around
-        if around and before and around != before and around[2] == before[2]:
+            earlier = self._with_all(layer, now, results)
+        before = None if earlier is None else earlier.around
+        is_other = around and before and around != before and around[2] == before[2]
+        if earlier is None or is_other:
             self._seen[layer, value] = now
+            self._returned.update(((layer, number), now) for number in alike)
             return
         self._repeated[thread, start] = Repeated(layer, place, earlier.place)
+
+    def _with_all(self, layer: int, now: _Earlier, results: Any) -> _Earlier | None:
+        """Return an earlier call that returned all tensors that a call returns now; without gradients, if now none has one."""
+        earlier = self._returned.get((layer, min(now.alike)))
+        if earlier is None:
+            return None
+        has_all = earlier.numbers >= now.numbers
+        if not has_all and not has_gradients(results):
+            has_all = earlier.alike >= now.alike
+        return earlier if has_all else None
 
     def begin_backward(self, *, retains: bool) -> None:
         """Note that a call begins to compute gradients, and whether it retains the graph."""
         if not retains:
             self._seen.clear()
+            self._returned.clear()
         if self.values is not None:
             self.values.num_backwards += 1
 
@@ -124,6 +156,7 @@ class RepeatedCalls:
         """Forget all values: no more calls are known to be repeated."""
         self.values = None
         self._seen.clear()
+        self._returned.clear()
 
     def found(self, calls: Int64) -> dict[int, Repeated]:
         """Return the repeated calls of all steps, by their rows.

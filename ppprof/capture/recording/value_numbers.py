@@ -9,6 +9,9 @@ if the function, its plain arguments and the numbers of its tensors are equal::
     relu(linear(x, w))    3: computed again
     dropout(h)            its own: it draws random numbers
 
+Tensors that are made of equal numbers of Python or NumPy are equal, too, such as a table of slopes. But they may be equal by
+chance, such as two observations of a simulator. So they have a number only where the caller knows that the code gives them.
+
 Nothing is compared on a device, and no tensor is kept alive: numbers belong to objects, and weak references
 show whether a later one has the same address.
 """
@@ -16,10 +19,11 @@ show whether a later one has the same address.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +35,16 @@ from ppprof.capture.recording.patches import dtype_key
 
 _MOST_TENSORS = 100_000
 """Limit of the tensors with numbers, some 40 MB; a window without a step may have more."""
-_MOST_NUMBERS = 3 * _MOST_TENSORS
-"""Limit of the values that have numbers, two for each operator."""
+_MOST_NUMBERS = 6 * _MOST_TENSORS
+"""Limit of the values that have numbers, four for each operator."""
 _MOST_ITEMS = 1000
 """Longest list of arguments or results that has a number."""
+_MOST_BYTES = 1 << 22
+"""Largest array of NumPy that has a number: finding it takes 5 ms."""
+_ALIKE = "alike"
+"""Begins what stands for a call, or a result of one, with gradients or without."""
+_TO_TENSOR = "to_tensor"
+"""Stands for the function that makes a tensor of an array, which is no operator."""
 _IMPURE = re.compile(
     "rand|dropout|bernoulli|binomial|dirichlet|empty|exponential|gaussian|uniform|multinomial|poisson"
     "|rrelu|standard_gamma|shuffle_batch|sampling|sampler|sample_neighbors|center_sample|cauchy"
@@ -49,6 +59,9 @@ _PURE_IF = {"dropout": (2, 3), "flash_attn": (5, 8), "rnn": (5, 12)}
 """Of these functions: the places of the probability with which they drop values, and of the flag that they do not.
 With probability 0, or with the flag, they draw no random numbers."""
 
+_GROUPS = (list, dict, slice)
+"""Types whose parts have numbers."""
+
 Value = tuple[Any, ...]
 
 
@@ -62,16 +75,22 @@ class ValueNumbers:
     Args:
         num_communications: returns how many communication operations the window has had: they change tensors in
             ways that their states do not show.
+        is_constant: returns whether numbers of Python and NumPy are constants of the code now.
     """
 
-    def __init__(self, num_communications: Callable[[], int]) -> None:
+    def __init__(
+        self, num_communications: Callable[[], int], is_constant: Callable[[], bool] = bool
+    ) -> None:
         self._num_communications = num_communications
+        self._is_constant = is_constant
         self._num_known = num_communications()
         self._next = itertools.count()
         self._tensors: dict[int, tuple[weakref.ref[Any], tuple[int, ...], int]] = {}
         """A tensor, its state and its number, by its identity."""
         self._numbers: dict[Value, int] = {}
         """The number of each call, and of each tensor among its results."""
+        self._alike: dict[int, int] = {}
+        """The number of equal values, with gradients or without, by the number of a tensor; no own one where both are one."""
         self._tensor: Any = core.eager.Tensor
         self.num_backwards = 0
         """How many calls compute gradients now: what they compute, such as activations again, has no numbers."""
@@ -134,6 +153,7 @@ class ValueNumbers:
             return None
         numbers, tensors = self._numbers, self._tensors
         call = numbers.setdefault(value, next(self._next))
+        alike = numbers.setdefault((_ALIKE, *map(self.alike, value)), call)
         items = result if isinstance(result, (list, tuple)) else (result,)
         computed = None
         for place, item in enumerate(items[:_MOST_ITEMS]):
@@ -144,9 +164,38 @@ class ValueNumbers:
                 # Two calls with equal arguments may differ in these by `auto_cast` and `no_grad`.
                 key = call, place, dtype_key(item.dtype), item.stop_gradient
                 number = numbers.setdefault(key, next(self._next))
+                same = numbers.setdefault((_ALIKE, alike, *key[1:3]), number)
+                if same != number:
+                    self._alike[number] = same
                 tensors[id(item)] = weakref.ref(item), _state(item), number
                 computed = number if computed is None else computed
         return computed
+
+    def note_constant(self, data: Any, tensor: Any) -> None:
+        """Note a tensor that is a copy of data: of numbers, lists of them, an array or another tensor.
+
+        Args:
+            data: what it is made of.
+            tensor: the tensor, which is new.
+        """
+        if self.num_backwards or not self._is_constant():
+            return
+        self._forget_received()
+        try:
+            value = _TO_TENSOR, self._part(data), str(tensor.place)
+        except _UnknownError:
+            return
+        key = value, dtype_key(tensor.dtype), tensor.stop_gradient
+        number = self._numbers.setdefault(key, next(self._next))
+        self._tensors[id(tensor)] = weakref.ref(tensor), _state(tensor), number
+
+    def alike(self, part: Any) -> Any:
+        """Return a part of a value with the numbers of equal values with gradients or without: a call in `no_grad` has others."""
+        if type(part) is int:
+            return self._alike.get(part, part)
+        if type(part) is tuple and part and part[0] in _GROUPS:
+            return (part[0], *map(self.alike, part[1:]))
+        return part
 
     def value_of_results(self, results: Any) -> Value | None:
         """Return the value of what a layer has returned: tensors, plain values, and lists, tuples and dicts of them.
@@ -169,14 +218,21 @@ class ValueNumbers:
     def _part(self, arg: Any) -> Any:
         if isinstance(arg, self._tensor):
             return self._number(arg)
-        if arg is None or type(arg) is str:
+        if arg is None or arg is Ellipsis or type(arg) is str:
             return arg
         if type(arg) in (bool, int, float):  # a whole number alone is that of a tensor
             return type(arg), arg
+        return self._part_of_several(arg)
+
+    def _part_of_several(self, arg: Any) -> Any:
         if isinstance(arg, (list, tuple)) and len(arg) <= _MOST_ITEMS:
             return (list, *map(self._part, arg))
         if isinstance(arg, dict) and len(arg) <= _MOST_ITEMS:
             return (dict, *((self._part(key), self._part(each)) for key, each in arg.items()))
+        if type(arg) is slice and not _is_crop(arg):
+            return (slice, *map(self._part, (arg.start, arg.stop, arg.step)))
+        if type(arg) is np.ndarray and self._is_constant():
+            return _content(arg)
         if isinstance(arg, paddle.dtype):
             return paddle.dtype, dtype_key(arg)
         if isinstance(arg, np.generic):
@@ -195,6 +251,20 @@ class ValueNumbers:
         number = next(self._next)
         self._tensors[id(tensor)] = weakref.ref(tensor), state, number
         return number
+
+
+def _is_crop(part: slice) -> bool:
+    """Return whether a slice begins and ends inside: two crops at random places may be equal by chance."""
+    begins = part.start is not None and not (type(part.start) is int and part.start == 0)
+    return begins and part.stop is not None
+
+
+def _content(array: Any) -> Value:
+    """Return what differs between arrays that are not equal."""
+    if array.dtype.hasobject or array.nbytes > _MOST_BYTES:
+        raise _UnknownError
+    digest = hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+    return np.ndarray, array.shape, array.dtype.str, digest
 
 
 def _state(tensor: Any) -> tuple[int, ...]:
@@ -225,6 +295,26 @@ def _is_pure(name: str, args: Sequence[Any]) -> bool:
 def _normalizes_by_batch(args: Sequence[Any]) -> bool:
     """Return whether ``batch_norm`` computes with the statistics of its input: (x, mean, variance, ...)."""
     return len(args) > 9 and args[5] is False and not args[9]
+
+
+def numbers_in(part: Any) -> Iterator[int]:
+    """Yield the numbers of tensors in a value."""
+    if type(part) is int:
+        yield part
+    elif (
+        type(part) is tuple and part and not (isinstance(part[0], type) and part[0] not in _GROUPS)
+    ):
+        for each in part:
+            yield from numbers_in(each)
+
+
+def has_gradients(results: Any) -> bool:
+    """Return whether one of the tensors that a layer has returned has gradients."""
+    if isinstance(results, dict):
+        results = list(results.values())
+    if isinstance(results, (list, tuple)):
+        return any(map(has_gradients, results))
+    return isinstance(results, core.eager.Tensor) and not results.stop_gradient
 
 
 def _has_tensor(results: Any) -> bool:

@@ -217,6 +217,7 @@ def _link_of_event(finding: Finding, links: Links, ranks: list[int] | None) -> s
         "wide-vocabulary": ("operator", "name"),
         "unused-rows": ("operator", "name"),
         "discarded-rows": ("operator", "name"),
+        "padded-batches": ("operator", "name"),
         "penalty-in-loss": ("operator", "name"),
     }
     kind, fact = kinds.get(rule, ("", ""))

@@ -78,6 +78,7 @@ _SECTIONS = {
     "wide-vocabulary": "operators",
     "unused-rows": "operators",
     "discarded-rows": "operators",
+    "padded-batches": "operators",
     "penalty-in-loss": "operators",
     "slow-product": "efficiency",
     "tiny-kernels": "kernels",

@@ -49,7 +49,8 @@ baseline. +-: standard error of the delta over steps."""
 
 _NOTES = {
     "line": """
-Time: by samples of Python stacks, of the line without the lines that it calls. 7 -> 9: its number has changed.""",
+Time: by samples of Python stacks, of the line without the lines that it calls; waits for data belong to the line
+that reads it. 7 -> 9: its number has changed.""",
     "op": " Self: without the operators it calls. GPU: kernels, copies and memsets that it launched.",
     "kernel": "",
     "dist": """

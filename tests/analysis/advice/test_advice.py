@@ -22,7 +22,14 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
-from ppprof.rundir.operator_calls import Backward, Cleared, Node, OperatorCalls, RepeatedFunction
+from ppprof.rundir.operator_calls import (
+    Backward,
+    Cleared,
+    Node,
+    OperatorCalls,
+    Repeat,
+    RepeatedFunction,
+)
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
@@ -66,6 +73,7 @@ from tests.fixtures.findings import (
     in_lines,
     late_in_turn,
     loading,
+    looking_up,
     looping,
     losing,
     multiplying,
@@ -177,6 +185,7 @@ NEARLY = {
     },
     "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
+    "padded-batches": differentiating(*looking_up(31)),
     "discarded-rows": differentiating(*taking(11)),
     "wide-vocabulary": {"threads": [losing(20, 29)]},
     "unused-rows": {"threads": [called_on_tables(*on_table(8191, 1))]},
@@ -1602,6 +1611,44 @@ def test_a_repeated_mask_is_no_layer_without_gradients(tmp_path):
             rule: costs[rule] for rule in ("without-gradients", "repeated-call") if rule in costs
         }
     assert found == {0: {"without-gradients": 300 * US}, 1: {"repeated-call": 300 * US}}
+
+
+def called_again(calls):
+    """Return calls in which the first 300 of each step are a repeated call of a layer."""
+    stacks = [f'File "train.py", line {line}, in compute_loss' for line in (68, 21, 65, 21)]
+    rows = [(1, start, end, 0) for _, start, end, *_ in calls.calls[::3].tolist()]
+    rows = np.array(rows, np.int64)
+    return dataclasses.replace(
+        calls,
+        layers=[""],
+        layer_calls=rows,
+        repeats=[Repeat(0, *stacks)],
+        repeated_calls=rows,
+    )
+
+
+def test_a_model_that_a_metric_calls_again_is_no_layer_without_gradients(tmp_path):
+    """Its gradients are unused, and its time counts once."""
+    calls, stacks = called_again(calls_of_teaching()), in_lines((300, FORWARD), (700, BACKWARD))
+    path = run(tmp_path / "log", [teaching()], calls=[calls], stacks=[stacks])
+    findings = ppprof.advise(ppprof.open(path))
+    assert "without-gradients" not in {each.rule for each in findings}
+    finding = one("repeated-call", findings)
+    assert (finding.cost_ns, finding.severity) == (300 * US, "major")
+    assert finding.facts["earlier"] == "train.py:65, compute_loss()"
+    (row,) = finding_rows([finding])
+    assert row.title == "A layer is called again for a result that it has returned"
+    assert "Teacher (train.py:68, compute_loss()) is called 1 more time a step" in row.what
+    assert row.do.startswith("Take the result of the first call, such as logits.detach()")
+
+
+def test_a_model_that_an_evaluation_calls_again_is_beside_the_training(tmp_path):
+    ends = [EPOCH_NS + (1000 * step + 300) * US for step in range(6)]
+    rows = np.array([(1, end, 300 * US, -1, 0) for end in ends], np.int64)
+    stacks = dataclasses.replace(in_lines((300, AFTER), (700, FORWARD)), evaluations=rows)
+    calls = called_again(calls_of_teaching())
+    path = run(tmp_path / "log", [teaching()], calls=[calls], stacks=[stacks])
+    assert "repeated-call" not in {each.rule for each in ppprof.advise(ppprof.open(path))}
 
 
 def test_a_mask_in_an_evaluation_is_beside_the_training(tmp_path):

@@ -11,7 +11,7 @@ import ppprof
 from ppprof.report.text.advice import finding_rows
 from ppprof.rundir.python_stacks import Frame
 from tests.fixtures.findings import AFTER, FORWARD, US, in_lines, op, thread
-from tests.fixtures.run_directories import run
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import span
 from tests.fixtures.torch_traces import TorchTrace, write_events
 
@@ -108,7 +108,7 @@ def test_a_slow_sampler_is_not_advised_to_have_workers(loader, sampling, is_samp
     job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks]))
     (row,) = finding_rows([f for f in ppprof.advise(job) if f.rule == "input-bound"])
     assert row.do.startswith("Make data.py:29, pick() cheaper") == is_sampler
-    assert ("most of it for the next samples" in row.what) == is_sampler
+    assert ("mostly chooses the next samples" in row.what) == is_sampler
 
 
 @pytest.mark.parametrize(
@@ -145,3 +145,38 @@ def test_a_thread_that_sleeps_while_another_loads_is_not_named(module, line, tmp
     job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks]))
     (found,) = [f for f in ppprof.advise(job) if f.rule == "input-bound"]
     assert found.facts["line"] == line
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_sampler"),
+    [
+        (("data.py", 3, ()), False),
+        (("data.py", 3, ("paddle.io.dataloader.fetcher",)), False),
+        (("data.py", 3, ("paddle.io.dataloader.batch_sampler",)), True),
+    ],
+    ids=["other thread", "reads", "samples"],
+)
+def test_a_reader_is_named_though_no_recorded_step_waits(calls, is_sampler, tmp_path):
+    """Only steps outside the window wait for it: recording slows the training, and not the reader."""
+
+    def step(at):
+        yield op(at, 0, 1000)
+
+    file, line, callers = calls
+    own, reader = in_lines((1000, FORWARD)), in_lines((1000, 6))
+    reader.samples[:, 0] = 2
+    frames = [
+        Frame("data", file, "Words.read", line, is_own=True),
+        *(Frame(module, "p.py", "call", 1, is_own=False) for module in callers),
+    ]
+    stacks = dataclasses.replace(
+        own,
+        samples=np.concatenate([own.samples, reader.samples]),
+        frames=[*own.frames, *frames],
+        stacks=[*own.stacks, [len(own.frames) + number for number in range(len(frames))]],
+    )
+    waiting = [{**line, "reader_cost_ns": 400 * US} for line in step_lines(1000 * US)]
+    job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks], step_lines=[waiting]))
+    (found,) = [each for each in ppprof.advise(job) if each.rule == "input-bound"]
+    assert found.facts["line"] == ("data.py:3, read()" if callers else None)
+    assert (found.facts["remedy"] == "sampler") == is_sampler

@@ -74,6 +74,43 @@ def test_the_caller_is_named_if_no_line_has_most_of_the_time(tmp_path: Path) -> 
     assert lines(tmp_path, training(450), logging(700)) == {"train.py:15: log(step)": 6 * 550}
 
 
+@pytest.mark.parametrize(
+    ("within", "functions"),
+    [
+        (
+            {"cut": 200, "mix": 150, "fit": 100},
+            [("train.py, cut()", 200), ("train.py, mix()", 150)],
+        ),
+        ({"cut": 150}, []),  # 300 of 450 are in the line itself
+    ],
+)
+def test_the_functions_are_named_that_a_line_has_most_of_its_time_in(
+    within: dict[str, int], functions: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    """450 of 1000 are beside the training, below the line of log(), and in no line most of it."""
+    own_us = 450 - sum(within.values())
+    calls = [(length, 6 + number) for number, length in enumerate(within.values())]
+    stacks = in_lines((550, FORWARD), *calls, (own_us, LOGS))
+    frames = [
+        Frame("__main__", "train.py", name, 30 + row, is_own=True)
+        for row, name in enumerate(within)
+    ]
+    rows = [len(stacks.frames) + number for number in range(len(frames))]
+    stacks = dataclasses.replace(
+        stacks,
+        frames=[*stacks.frames, *frames],
+        stacks=[*stacks.stacks, *([row, *stacks.stacks[LOGS]] for row in rows)],
+    )
+    path = run(tmp_path / "log", [training(550)], stacks=[stacks])
+    (finding,) = [
+        each for each in ppprof.advise(ppprof.open(path)) if each.rule == "beside-training"
+    ]
+    names = [name for name in ("function_1", "function_2") if finding.facts[name]]
+    found = [(finding.facts[name], finding.facts[f"{name}_ns"]) for name in names]
+    assert finding.facts["line"] == LOG
+    assert found == [(name, pytest.approx(time * US)) for name, time in functions]
+
+
 def test_lines_take_no_more_than_the_time_beside_the_training(tmp_path: Path) -> None:
     """All 24 samples are of log(), by chance: they miss the 450 of each step that train."""
     stacks = in_lines((450, FORWARD), (550, DUMPS), every=50)

@@ -90,19 +90,33 @@ STEP = (13, "<module>", "loss = net(batch)")
 WAIT = (14, "<module>", "loss.backward()")
 
 
-def trained(folder: Path, *ranks: Mapping[Place, int], times: Sequence[object] = ()) -> Path:
-    """Return a run of six steps; of each rank, the microseconds per step of each line. `WAIT` ends in an all_reduce."""
+def trained(
+    folder: Path,
+    *ranks: Mapping[Place, int],
+    times: Sequence[object] = (),
+    file: str = "train.py",
+    num_in_turn: int = 1,
+) -> Path:
+    """Return a run of six steps; of each rank, the microseconds per step of each line. `WAIT` ends in an all_reduce.
+
+    The last ``num_in_turn`` lines, which take as long as each other, are in one step each.
+    """
     threads, stacks = [], []
     for lines_us in ranks:
-        length = sum(lines_us.values())
-        frames = [Frame("__main__", "train.py", f, line, is_own=True) for line, f, _ in lines_us]
-        rows = [row for row, time_us in enumerate(lines_us.values()) for _ in range(time_us // 50)]
+        places = list(lines_us.items())
+        always, in_turn = places[: len(places) - num_in_turn], places[len(places) - num_in_turn :]
+        length = sum(time_us for _, time_us in [*always, *in_turn[:1]])
+        frames = [Frame("__main__", file, f, line, is_own=True) for line, f, _ in lines_us]
         samples = [
             (1, EPOCH_NS + (length * step + 50 * number + 25) * US, 50 * US, row, 0)
             for step in range(6)
-            for number, row in enumerate(rows)
+            for number, row in enumerate(
+                row if row < len(always) else row + step % num_in_turn
+                for row, (_, time_us) in enumerate([*always, *in_turn[:1]])
+                for _ in range(time_us // 50)
+            )
         ]
-        source = {"train.py": {line: text for line, _, text in lines_us}}
+        source = {file: {line: text for line, _, text in lines_us}}
         each = [[row] for row in range(len(frames))]
         stacks.append(PythonStacks(50 * US, frames, each, np.array(samples, np.int64), source))
         threads.append(thread(partial(inside, length, lines_us.get(WAIT, 0)), lengths=[length] * 6))
@@ -177,6 +191,22 @@ def test_a_line_adds_no_more_than_all_lines_together(tmp_path: Path) -> None:
     assert sentence(tmp_path, before, after) == (
         "Line: 300 us a step more in train.py:7, log(): save(x) (new)"
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "function"), [("train.py", "train.py, taps()"), ("fast.py", "taps()")]
+)
+def test_a_function_is_named_where_each_of_its_lines_has_few_samples(
+    file: str, function: str, tmp_path: Path
+) -> None:
+    """Each line of the loop is found in one step of six."""
+    loop = {(line, "taps", f"rows[{line}] = f(x)"): 300 for line in range(20, 26)}
+    runs = [
+        trained(tmp_path / "a", {STEP: 1000}, file=file),
+        trained(tmp_path / "b", {STEP: 1000, **loop}, num_in_turn=len(loop)),
+    ]
+    text = headline(ppprof.diff(*map(ppprof.open, runs)))
+    assert f"Line: 300 us a step more in {function} (new)\n" in text
 
 
 def test_a_line_that_may_be_an_edited_one_is_not_what_changed(tmp_path: Path) -> None:

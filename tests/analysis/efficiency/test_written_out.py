@@ -72,6 +72,49 @@ def cross_entropy_of_one_hot(x: Any) -> Any:
     return -(chosen * paddle.nn.functional.log_softmax(x, -1)).sum(-1).mean()
 
 
+def _labels(dims: list[int]) -> Any:
+    return paddle.zeros(dims, "int64")
+
+
+def cross_entropy_of_softmax_and_one_hot(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x, axis=-1)
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    return -(target * paddle.log(probabilities + 1e-9)).sum(axis=-1).mean()
+
+
+def cross_entropy_of_one_hot_and_clip(x: Any) -> Any:
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    logs = paddle.log(paddle.clip(paddle.nn.functional.softmax(x), 1e-9, 1.0))
+    return (-logs * target).sum() / 256
+
+
+def cross_entropy_of_exp_and_one_hot(x: Any) -> Any:
+    exp = paddle.exp(x - x.detach().max(-1, keepdim=True))
+    logs = paddle.log(exp / exp.sum(-1, keepdim=True))
+    return -(logs * paddle.nn.functional.one_hot(_labels([8, 32]), 64)).sum(-1).mean()
+
+
+def cross_entropy_of_log_of_sum(x: Any) -> Any:
+    logs = x - paddle.log(paddle.exp(x).sum(-1, keepdim=True))
+    return -paddle.take_along_axis(logs, _labels([8, 32, 1]), -1).mean()
+
+
+def cross_entropy_of_log_and_entry(x: Any) -> Any:
+    logs = paddle.log(paddle.nn.functional.softmax(x) + 1e-9)
+    return paddle.nn.functional.nll_loss(logs.reshape([-1, 64]), _labels([256]))
+
+
+def cross_entropy_of_chosen_probability(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    chosen = paddle.take_along_axis(probabilities, _labels([8, 32, 1]), -1)
+    return -paddle.log(chosen + 1e-9).mean()
+
+
+def cross_entropy_of_sum_of_products(x: Any) -> Any:
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    return -paddle.log((target * paddle.nn.functional.softmax(x)).sum(-1)).mean()
+
+
 def pow_of_differences(x: Any) -> Any:
     return ((x - 1) ** 2).mean()
 
@@ -96,7 +139,10 @@ def max_of_time(x: Any) -> Any:
 WRITTEN: list[Callable[[Any], Any]] = [
     *(layer_norm_of_squares, layer_norm_of_var, layer_norm_of_std, batch_norm_of_moments),
     *(gelu_of_tanh, gelu_of_erf, softmax_of_exp),
-    *(cross_entropy_of_entry, cross_entropy_of_one_hot),
+    *(cross_entropy_of_entry, cross_entropy_of_one_hot, cross_entropy_of_softmax_and_one_hot),
+    *(cross_entropy_of_one_hot_and_clip, cross_entropy_of_exp_and_one_hot),
+    *(cross_entropy_of_log_of_sum, cross_entropy_of_log_and_entry),
+    *(cross_entropy_of_chosen_probability, cross_entropy_of_sum_of_products),
     *(pow_of_differences, norm_of_rows, max_of_time),
     *(log_softmax_for_divergence, log_softmax_for_smoothed_labels),
 ]
@@ -152,9 +198,46 @@ def root_of_mean_squares(x: Any) -> Any:
     return paddle.sqrt(paddle.square(x - 1).mean())
 
 
+def soft_targets(x: Any) -> Any:
+    target = paddle.nn.functional.softmax(x.detach() + 1)
+    return -(target * paddle.log(paddle.nn.functional.softmax(x) + 1e-9)).sum(-1).mean()
+
+
+def smoothed_labels(x: Any) -> Any:
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64) * 0.9 + 0.1 / 64
+    return -(target * paddle.log(paddle.nn.functional.softmax(x) + 1e-9)).sum(-1).mean()
+
+
+def focal_loss(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    weights = paddle.square(1 - probabilities)
+    return -(target * paddle.log(probabilities + 1e-9) * weights).sum(-1).mean()
+
+
+def mixture(x: Any) -> Any:
+    one, other = paddle.nn.functional.softmax(x), paddle.nn.functional.softmax(x * 2)
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    return -(target * paddle.log(one + other)).sum(-1).mean()
+
+
+def entropy_beside_an_entry(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    logs = paddle.log(probabilities + 1e-9)
+    chosen = paddle.take_along_axis(logs, _labels([8, 32, 1]), -1)
+    return -chosen.mean() - (probabilities * logs).sum(-1).mean()
+
+
+def dice_loss(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    return -paddle.log((probabilities * target).sum() / 256)
+
+
 OTHERS: list[Callable[[Any], Any]] = [
     *(operators_of_paddle, gate, cosine, clipped, few_elements, root_of_mean_squares),
     *(largest_without_gradient, norm_of_channels_first, advantages, lstm_cell, other_powers),
+    *(soft_targets, smoothed_labels, focal_loss, mixture, entropy_beside_an_entry, dice_loss),
 ]
 
 

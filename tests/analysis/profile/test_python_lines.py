@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import ELSEWHERE, python_lines
+from ppprof.analysis.profile.python_lines import ELSEWHERE, lines_by_step, python_lines
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import Trace, read
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
@@ -47,6 +47,26 @@ def with_samples(trace: Trace, *samples: tuple[int, int, int, int]) -> Profile:
     return Profile(
         dataclasses.replace(trace, stacks=PythonStacks(10, FRAMES, STACKS, rows, source))
     )
+
+
+@pytest.mark.parametrize("module", ["paddle.io.dataloader.fetcher", "threading"])
+def test_time_that_waits_for_data_is_that_of_the_line_that_reads_it(
+    module: str, tmp_path: Path
+) -> None:
+    """Another thread reads all the time, of which the training waits for 10 to 60 in data.py."""
+    loads = span("Dataloader", "_DataLoaderIterSingleProcess", 10, 60)
+    step = span("ProfileStep", "ProfileStep#0", 0, 100).around(loads)
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", (step,))))
+    frames = [*FRAMES, Frame(module, "/lib/fetcher.py", "fetch", 5, is_own=False)]
+    samples = [(31, 5 + 10 * number, 10, 1, 0) for number in range(10)]
+    samples += [(32, 5 + 10 * number, 10, 6, 0) for number in range(10)]
+    rows = np.array(samples, np.int64)
+    rows[:, 1] += EPOCH_NS
+    stacks = PythonStacks(10, frames, [*STACKS, [4, 5]], rows, {})
+    found = lines_by_step(Profile(dataclasses.replace(trace, stacks=stacks)))
+    times = {name: time_ns for name, _, time_ns in found.rows()}
+    reads = {"train.py:12, main()": 50, "data.py:3, read()": 50}
+    assert times == (reads if module.startswith("paddle.io") else {"train.py:12, main()": 100})
 
 
 def test_lines_and_functions_of_an_average_step(steps: Trace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -79,6 +80,69 @@ def test_inputs_may_be_computed_again_by_operators_outside_of_layers() -> None:
     assert repeated(lambda: [encoder(x * factor + shift) for factor in (2, 3)]) == []
     assert repeated(lambda: [encoder(x * factor + shift) for factor in (2.0, 2.5)]) == []
     assert repeated(lambda: [encoder(x[row]) for row in (0, 1, 0)]) == [""]
+
+
+class Model(nn.Layer):
+    """Returns the loss and the logits, or the logits alone, as models of PaddleNLP do."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body, self.dropout = nn.Linear(4, 4), nn.Dropout(dropout)
+
+    def forward(self, x: Any, labels: Any = None) -> Any:
+        logits = self.dropout(self.body(x))
+        if labels is None:
+            return logits
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+@pytest.mark.parametrize("has_graph", [True, False])
+def test_a_call_for_values_that_the_model_has_returned_is_repeated(has_graph: bool) -> None:
+    """As that of a metric, with a graph that is not used or in no_grad."""
+    model, x, labels = watched(Model()), paddle.ones([2, 4]), paddle.zeros([2], "int64")
+
+    def step(other: Any = x, is_first: bool = False) -> None:
+        loss = None if is_first else model(x, labels)[0]
+        with contextlib.nullcontext() if has_graph else paddle.no_grad():
+            model(other).argmax(-1)
+        (model(x, labels)[0] if loss is None else loss).backward()
+
+    assert repeated(step) == [""]
+    assert repeated(lambda: step(x + 1)) == []  # an evaluation on other data
+    # Nothing with gradients is there yet; the layers in the model do not count.
+    assert repeated(lambda: step(is_first=True)) == []
+
+
+def test_another_copy_and_dropout_have_other_values() -> None:
+    """A teacher, a target network, and a model whose two calls draw random numbers."""
+    x, labels = paddle.ones([2, 4]), paddle.zeros([2], "int64")
+    random = watched(Model(0.5))
+    for pair in ((watched(Model()), watched(Model())), (random, random)):
+
+        def step(pair: Any = pair) -> None:
+            loss = pair[0](x, labels)[0]
+            with paddle.no_grad():
+                pair[1](x)
+            loss.backward()
+
+        assert repeated(step) == []
+
+
+class Scaled(nn.Layer):
+    """Computes with numbers of its own, or with those that it is called with."""
+
+    def forward(self, x: Any, numbers: Any = (1.0, 2.0)) -> Any:
+        if numbers is None:
+            numbers = [float(x.mean()), 1.0]
+        return x[:, None, :2] * paddle.to_tensor(numbers)
+
+
+def test_a_layer_with_constants_is_repeated_but_not_one_that_is_called_with_data() -> None:
+    """An observation of a simulator may be equal by chance, and so may a value that was read from a tensor."""
+    layer, x = watched(Scaled()), paddle.ones([2, 4])
+    assert repeated(lambda: [layer(x) for _ in range(2)]) == [""]
+    for data in (np.ones(2, "float32"), [1.0, 2.0], None):
+        assert repeated(lambda data=data: [layer(x, data) for _ in range(2)]) == []
 
 
 def test_the_lines_are_those_of_both_calls() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ppprof.rundir.operator_calls import OperatorCalls, RepeatedFunction
@@ -101,6 +102,60 @@ def test_later_steps_repeat_the_operators_that_their_lines_call_as_often() -> No
         net.blocks[0](x, paddle.ones([4], "int64"))
 
     assert functions(step, other, step)["bias"] == 2 * one  # other layers
+
+
+SLOPES = [0.5, 0.25, 0.125, 0.0625]
+
+
+def slopes_of_a_list(x: Any) -> Any:
+    return paddle.to_tensor(SLOPES).reshape([4, 1]) * paddle.arange(4, dtype="float32")
+
+
+def slopes_of_an_array(x: Any) -> Any:
+    return paddle.exp(-(paddle.arange(4, dtype="float32") * np.array(SLOPES, "float32")))
+
+
+def distances_of_slices(x: Any) -> Any:
+    places = paddle.arange(4, dtype="float32")
+    return paddle.abs(places[None, :] - places[:, None])[..., :4]
+
+
+def filled_mask(x: Any) -> Any:
+    scores = paddle.ones([4, 4])
+    return paddle.where(scores > 0, scores, -1e4)
+
+
+def chosen_rows(x: Any) -> Any:
+    return paddle.exp(paddle.ones([8, 4]))[[0, 2, 4, 6]]
+
+
+class Biased(nn.Layer):
+    """Two blocks that each call a function."""
+
+    def __init__(self, function: Callable[[Any], Any], num: int = 2) -> None:
+        super().__init__()
+        self.function, self.num = function, num
+        self.blocks = nn.LayerList([Biased(function, 0) for _ in range(num)])
+
+    def forward(self, x: Any, data: Any = None) -> Any:
+        if not self.num:
+            return x + (self.function(x) if data is None else self.function(data))
+        for block in self.blocks:
+            x = block(x, data)
+        return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [slopes_of_a_list, slopes_of_an_array, distances_of_slices, filled_mask, chosen_rows],
+    ids=lambda each: each.__name__,
+)
+def test_constants_of_the_code_are_equal_in_each_layer(function: Callable[[Any], Any]) -> None:
+    net, x = watched(Biased(function)), paddle.ones([4, 4])
+    name = function.__name__
+    one = functions(lambda: net(x))
+    assert set(one) == {name}
+    assert functions(lambda: net(x), lambda: net(x)) == {name: 2 * one[name]}
 
 
 def crop(x: Any, begin: int) -> Any:
@@ -279,7 +334,57 @@ def healthy() -> dict[str, Step]:
             x = paddle.matmul(x, x, transpose_y=True)[:, :1].expand([2, 4]) * float(number)
         return x, masks
 
+    def tensor_of(data: Any) -> Any:
+        return paddle.exp(paddle.to_tensor(data)) * 2.0
+
+    def observations() -> None:
+        """A simulator may stay where it is."""
+        policy = watched(Biased(tensor_of))
+        policy(x, np.ones(4, "float32"))
+        policy(x, [1.0, 2.0, 3.0, 4.0])
+
+    def no_layer() -> None:
+        tensor_of([1.0]), tensor_of([1.0])
+
+    def read_values() -> None:
+        watched(Biased(lambda x: tensor_of(x.numpy().argsort(1))))(x)
+
+    def read_first() -> None:
+        def function(x: Any) -> Any:
+            return x + tensor_of([1.0] if float(x.sum()) > 0 else [2.0])
+
+        watched(Biased(function))(x)
+
+    def noise_of_numpy() -> None:
+        watched(Biased(lambda x: tensor_of(np.random.default_rng().random(4))))(x)
+
+    def written() -> None:
+        def function(x: Any) -> Any:
+            made = paddle.to_tensor(SLOPES)
+            made[0] = float(next(values))
+            return paddle.exp(made)
+
+        values = iter(range(9))
+        watched(Biased(function))(x)
+
+    def crops() -> None:
+        cropped = iter([(1, 3), (1, 3)])
+
+        def function(x: Any) -> Any:
+            begin, end = next(cropped)
+            return paddle.exp(x[:, begin:end]).sum()
+
+        picture = paddle.ones([2, 4])
+        function(picture), function(picture)
+
     return {
+        "observations": observations,
+        "data outside of layers": no_layer,
+        "values of tensors": read_values,
+        "a value of a tensor decides": read_first,
+        "noise of NumPy": noise_of_numpy,
+        "written constants": written,
+        "crops": crops,
         "Gumbel": samples,
         "buffers": buffers,
         "comprehension": comprehension,
@@ -299,6 +404,8 @@ def healthy() -> dict[str, Step]:
 
 
 HEALTHY = (
+    *("observations", "data outside of layers", "values of tensors", "a value of a tensor decides"),
+    *("noise of NumPy", "written constants", "crops"),
     *("Gumbel", "buffers", "comprehension"),
     *("micro-batches", "new tensors", "noise", "setitem", "in place", "Backward between"),
     *("recompute", "received", "no_grad", "two views", "random numbers of Python", "one block"),

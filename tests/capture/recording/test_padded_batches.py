@@ -1,0 +1,162 @@
+"""The lengths of padded samples, from what trainings look up in the tables of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
+
+from ppprof.arrays import Int64  # noqa: E402
+from ppprof.capture.recording import padded_batches  # noqa: E402
+from ppprof.capture.recording.padded_batches import lengths_of  # noqa: E402
+from tests.fixtures import recorded_calls  # noqa: E402
+
+
+def batches_of(lengths: list[list[int]], width: int, padding: int, *, is_left: bool) -> list[Int64]:
+    """Return batches of random words of 100 to 999, padded."""
+    generator = np.random.default_rng(5)
+    made = []
+    for each in lengths:
+        batch = np.full((len(each), width), padding)
+        for row, length in zip(batch, each):
+            words = generator.integers(100, 1000, length)
+            row[slice(width - length, None) if is_left else slice(length)] = words
+        made.append(batch)
+    return made
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(5, 60), min_size=6, max_size=6), min_size=4, max_size=6),
+    padding=st.sampled_from([0, 1, -1, 5000]),
+    is_left=st.booleans(),
+)
+def test_lengths_are_counted_on_both_sides(
+    lengths: list[list[int]], padding: int, is_left: bool
+) -> None:
+    found = lengths_of(batches_of(lengths, 80, padding, is_left=is_left))
+    num_lengths = len({length for each in lengths for length in each})
+    assert found == (lengths if num_lengths >= 3 else [])
+
+
+def words(*shape: int) -> Int64:
+    return np.random.default_rng(3).integers(100, 1000, shape)
+
+
+def with_marks(begin: int, end: int) -> list[Int64]:
+    """Return batches of full samples with the same marks in the same place of each one."""
+    made = [words(8, 64) for _ in range(4)]
+    for batch in made:
+        batch[:, begin:end] = 7
+    return made
+
+
+def buckets() -> list[Int64]:
+    """Return numbers of relative positions, clipped, as T5 looks them up."""
+    distance = np.arange(64)[None, :] - np.arange(64)[:, None]
+    return [np.clip(distance, 0, 15)] * 4
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([words(8, 64)] * 4, id="full samples"),
+        pytest.param([np.tile(np.arange(64), (8, 1))] * 4, id="positions"),
+        pytest.param(with_marks(60, 64), id="marks at the end"),
+        pytest.param(with_marks(0, 40), id="places of an image"),
+        pytest.param([(np.arange(64) > 30).astype(int) * np.ones((8, 1), int)] * 4, id="types"),
+        pytest.param(buckets(), id="clipped distances"),
+        pytest.param([np.zeros((8, 64), int)] * 4, id="zeros"),
+    ],
+)
+def test_other_numbers_have_no_lengths(batches: list[Int64]) -> None:
+    assert lengths_of(batches) == []
+
+
+LENGTHS = [[9, 20, 13, 17], [30, 8, 11, 25]]
+
+
+def lookups(step: Callable[[Any], Any]) -> list[list[int]]:
+    """Return what is recorded of steps that get the batches of `LENGTHS`, 40 wide."""
+    tensors = map(paddle.to_tensor, batches_of(LENGTHS, 40, 0, is_left=False))
+    calls = recorded_calls.recorded(*(lambda each=each: step(each) for each in tensors))
+    names = [calls.signatures[row].name for row in calls.calls[:, 3].tolist()]
+    assert {names[row] for row in calls.lengths} <= {"embedding"}
+    return [calls.lengths[row] for row in sorted(calls.lengths)]
+
+
+def test_each_batch_of_a_window_has_its_lengths() -> None:
+    table = paddle.nn.Embedding(1000, 4)
+    assert lookups(table) == [[40, *lengths] for lengths in LENGTHS]
+
+
+def test_a_small_table_is_none_of_words() -> None:
+    table = paddle.nn.Embedding(63, 4)
+    assert lookups(lambda ids: table(ids.clip(max=62))) == []
+
+
+def test_numbers_of_a_host_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that the training writes later; and not of more calls than memory may be kept for."""
+    table = paddle.nn.Embedding(1000, 4)
+
+    def step(ids: Any) -> None:
+        for _ in range(2):
+            table(ids)
+        ids.zero_()
+
+    assert lookups(step) == [[40, *lengths] for lengths in LENGTHS for _ in range(2)]
+    monkeypatch.setattr(padded_batches, "_MOST_NUMBERS", 2 * 4 * 40 + 1)
+    assert lookups(step) == [[40, *lengths] for lengths in (LENGTHS[0], LENGTHS[0], LENGTHS[1])]
+
+
+def test_the_training_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `OperatorCallRecorder` and the sampler of stacks wrap the method, and note each call."""
+    reads: list[Any] = []
+    read = paddle.Tensor.numpy
+
+    def noting(tensor: Any) -> Any:
+        reads.append(tensor)
+        return read(tensor)
+
+    monkeypatch.setattr(paddle.Tensor, "numpy", noting)
+    assert len(lookups(paddle.nn.Embedding(1000, 4))) == len(LENGTHS)
+    assert not reads
+
+
+class OfDevice:
+    """A tensor of a device, which needs time."""
+
+    def __init__(self, numbers: Int64) -> None:
+        self.shape, self.numbers, self.inplace_version = numbers.shape, numbers, 0
+        self.place = self
+
+    def is_cpu_place(self) -> bool:
+        return False
+
+    def numpy(self) -> Int64:
+        return self.numbers
+
+
+@pytest.mark.parametrize(
+    ("is_done", "changes", "num"), [(True, False, 2), (True, True, 1), (False, False, 0)]
+)
+def test_a_device_is_read_at_the_end_if_it_is_done(
+    is_done: bool, changes: bool, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if the numbers are still those of the call."""
+    stream = SimpleNamespace(query=lambda: is_done)
+    monkeypatch.setattr(paddle.device, "current_stream", lambda: stream)
+    tensors = list(map(OfDevice, batches_of(LENGTHS, 40, 0, is_left=False)))
+    batches = padded_batches.PaddedBatches()
+    for number, tensor in enumerate(tensors):
+        batches.note((1, number), tensor, SimpleNamespace(shape=[1000, 4]))
+    tensors[1].inplace_version += changes
+    found = batches.lengths()
+    assert found == {(1, row): [40, *lengths] for row, lengths in enumerate(LENGTHS[:num])}
