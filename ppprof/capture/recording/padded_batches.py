@@ -52,7 +52,7 @@ class PaddedBatches:
     """The numbers that a window looks up, by the table.
 
     Those on a host are copied. A device would have to be waited for, so its tensors are kept until the window ends:
-    few of them, as memory that grows with each step is somebody's fault.
+    few of them, as memory that grows with each step would look like a leak.
     """
 
     def __init__(self) -> None:
