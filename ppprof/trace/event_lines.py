@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,14 +21,18 @@ from ppprof.arrays import Int64
 from ppprof.packages import INSTALLED
 from ppprof.paths import PathLike
 from ppprof.rundir.python_stacks import (
+    NOTED,
     Frame,
     PythonStacks,
     read_python_stacks,
     stacks_of_trace,
 )
+from ppprof.trace.clock_jumps import without_jumps
 from ppprof.trace.labels import map_texts
 from ppprof.trace.schema import Trace
 
+_TIMED = ("samples", *NOTED)
+"""Fields of `PythonStacks` with a time in their column 1."""
 _LEAST_SAMPLES = 3
 """Fewest samples in an event that give it a line."""
 _MOSTLY = 0.5
@@ -49,7 +54,11 @@ def with_stacks(trace: Trace, path: PathLike) -> Trace:
     if file is None:
         return trace
     try:
-        return dataclasses.replace(trace, stacks=read_python_stacks(file))
+        stacks = read_python_stacks(file)
+        timed: dict[str, Any] = {
+            name: without_jumps(trace, getattr(stacks, name), [1]) for name in _TIMED
+        }
+        return dataclasses.replace(trace, stacks=dataclasses.replace(stacks, **timed))
     except FileNotFoundError:
         return trace
     except (OSError, ValueError, TypeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -11,12 +12,16 @@ from ppprof.paths import to_path
 from ppprof.rundir.names import TraceName
 from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.run_file import RunFile
+from ppprof.trace.clock_jumps import without_jumps
 from ppprof.trace.device_clock import with_device_clock
 from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.insert_remote_calls import with_remote_calls
 from ppprof.trace.join_operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import Trace
+
+_TIMED = ("calls", "layer_calls", "repeated_calls", "cleared_calls")
+"""Fields of `OperatorCalls` with starts and ends in their columns 1 and 2."""
 
 
 def read_window(raw: str | Path) -> Trace:
@@ -45,7 +50,12 @@ def read_window(raw: str | Path) -> Trace:
 
 def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:
     try:
-        events = with_operator_inputs(trace.events, read_operator_calls(file))
+        recorded = read_operator_calls(file)
+        timed: dict[str, Any] = {
+            name: without_jumps(trace, getattr(recorded, name), [1, 2]) for name in _TIMED
+        }
+        recorded = dataclasses.replace(recorded, **timed)
+        events = with_operator_inputs(trace.events, recorded)
     except FileNotFoundError:
         return trace
     except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError):

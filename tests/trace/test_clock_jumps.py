@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof import rundir
+from ppprof.rundir import TraceName
+from ppprof.rundir.operator_calls import OperatorCalls, Signature, write_operator_calls
+from ppprof.rundir.python_stacks import Frame, PythonStacks, write_python_stacks
+from ppprof.rundir.run_file import RunFile
 from ppprof.trace import Trace, read
 from ppprof.trace import write as write_trace
+from ppprof.trace.clock_jumps import without_jumps
 from tests.fixtures.timeline import (
+    EPOCH_NS,
     Device,
     Launch,
     Memory,
@@ -87,6 +96,60 @@ def test_a_clock_set_forward_is_undone(tmp_path: Path, by: int) -> None:
     assert_frame_equal(without_marker(read(again)), without_marker(trace))
     steps = ppprof.open(raw).breakdown()
     assert steps["step_ns"].to_list() == [10 * MS] * 4
+
+
+@pytest.mark.parametrize("kind", ["pb", "json"])
+def test_what_is_recorded_beside_the_events_has_their_clock(kind: str, tmp_path: Path) -> None:
+    """Calls of operators, ahead of the jump and behind it, and samples of stacks, one in each step."""
+    by = 20 * MS
+    name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, 30), 0).stem
+    calls, samples = [], []
+    for number in range(3, 7):
+        for at in (10 * MS * number + 2 * MS, 10 * MS * number + 6 * MS):
+            start = EPOCH_NS + at + by * (at >= IN_STEP_5)
+            calls.append([1, start - 10, start + MS + 10, 0, -1])
+            samples.append([1, start + MS // 2, MS, 0, 0])
+    line = 'File "train.py", line 3, in step'
+    signature = Signature("matmul", {"X0": [[4, 4]]}, {"X0": ["float32"]}, {}, line)
+    write_operator_calls(
+        RunFile(tmp_path, f"raw/{name}.ops"), OperatorCalls([signature], [], np.array(calls))
+    )
+    frames = [Frame("__main__", "train.py", "step", 3, is_own=True)]
+    stacks = PythonStacks(MS, frames, [[0]], np.array(samples))
+    write_python_stacks(RunFile(tmp_path, f"stacks/{name}.stacks"), stacks)
+    steps = (step(number, f"{MARKER}{by} ns" if number == 5 else "") for number in range(3, 7))
+    steps = (moved(renamed(one), IN_STEP_5, by) for one in steps)
+    trace = read(write(tmp_path / f"raw/{name}.pb", Thread(1, "main", tuple(steps))))  # type: ignore[arg-type]
+    if kind == "json":
+        path = tmp_path / f"{name}.paddle_trace.json"
+        write_trace(trace, path)
+        trace = read(path)
+    operators = trace.events.filter(category="Operator")
+    assert operators["callstack"].cast(pl.String).to_list() == [line] * len(calls)
+    assert trace.stacks is not None
+    middle = (operators["start_ns"] + operators["dur_ns"] // 2).to_list()
+    assert trace.stacks.samples[:, 1].tolist() == middle
+
+
+def renamed(item: Span) -> Span:
+    """Return a span whose operators are named as those that Python calls."""
+    inside = tuple(renamed(each) if isinstance(each, Span) else each for each in item.inside)
+    name = f"{item.name} dygraph" if item.category == "Operator" else item.name
+    return replace(item, name=name, inside=inside)
+
+
+@pytest.mark.parametrize(
+    "jump", ["1", [], [1, 2], [1, 2, "3"], [1, 2, 1 << 70], [None] * 3], ids=str
+)
+def test_jumps_of_another_program_move_nothing(jump: object, tmp_path: Path) -> None:
+    trace = recorded(tmp_path, "set", f"{MARKER}{20 * MS} ns", IN_STEP_5, 20 * MS)
+    rows = np.array([[1, EPOCH_NS + 80 * MS]])
+    assert without_jumps(trace, rows, [1]).tolist() == [[1, EPOCH_NS + 60 * MS]]
+    text = json.dumps({"clock_jump": jump})
+    other = replace(
+        trace, events=trace.events.with_columns(attributes=pl.lit(text, pl.Categorical()))
+    )
+    assert without_jumps(other, rows, [1]).tolist() == rows.tolist()
 
 
 def test_a_clock_set_back_by_more_than_the_window_is_undone(tmp_path: Path) -> None:
