@@ -105,8 +105,8 @@ def test_what_is_recorded_beside_the_events_has_their_clock(kind: str, tmp_path:
     name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, 30), 0).stem
     calls, samples = [], []
     for number in range(3, 7):
-        for at in (10 * MS * number + 2 * MS, 10 * MS * number + 6 * MS):
-            start = EPOCH_NS + at + by * (at >= IN_STEP_5)
+        for begin in (10 * MS * number + 2 * MS, 10 * MS * number + 6 * MS):
+            start = EPOCH_NS + begin + by * (begin >= IN_STEP_5)
             calls.append([1, start - 10, start + MS + 10, 0, -1])
             samples.append([1, start + MS // 2, MS, 0, 0])
     line = 'File "train.py", line 3, in step'
