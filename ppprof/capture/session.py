@@ -278,9 +278,11 @@ class RecordingSession(ProfilerSession):
     @contextmanager
     def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
+        if not self._may_end_steps():  # another thread pauses, and not the training
+            yield
+            return
         self._count_communication()
-        reason = text_of(what)[:_MOST_OF_A_PAUSE] if what and self._may_end_steps() else ""
-        with self._timer.paused(reason), self._pause_span(what):
+        with self._timer.paused(text_of(what)[:_MOST_OF_A_PAUSE]), self._pause_span(what):
             try:
                 yield
             finally:
@@ -301,7 +303,7 @@ class RecordingSession(ProfilerSession):
         return self.is_active and self._owner in (None, threading.current_thread())
 
     def _pause_span(self, what: str) -> AbstractContextManager[object]:
-        if not self._may_end_steps() or not self._states.state.records:
+        if not self._states.state.records:
             return nullcontext()
         return span(f"{PAUSE_SPAN}: {what}" if what else PAUSE_SPAN)
 

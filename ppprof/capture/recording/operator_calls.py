@@ -253,8 +253,10 @@ class WindowCalls:
     def note_lookup(self, name: str, args: Sequence[Any], call: CallId) -> None:
         """Note what a call looks up in a table, if Paddle passes both by their places."""
         try:
-            numbers, table = TABLES[name]
-            self.batches.note(call, args[numbers], args[table])
+            numbers, table = (args[place] for place in TABLES[name])
+            # Of a tensor of semi-automatic parallelism, all ranks would have to take part in the read.
+            if isinstance(numbers, core.eager.Tensor) and not numbers.is_dist():
+                self.batches.note(call, numbers, table)
         except Exception as error:  # no tensors
             pass_interruption(error)
 

@@ -18,6 +18,7 @@ from paddle.base import core
 
 from ppprof.arrays import Int64
 from ppprof.capture.recording.cleared_gradients import CallId
+from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_timer import is_capturing
 
 _MOST_NUMBERS, _MOST_NUMBERS_OF_DEVICE = 1_000_000, 200_000
@@ -34,7 +35,7 @@ _LEAST_PADDED = 0.05
 """Share of all numbers."""
 
 _READ = core.eager.Tensor.numpy
-"""Without the wrappers that a window has for it: the training reads nothing here."""
+"""Reads a tensor without the wrappers that a window has for it: the training reads nothing here."""
 
 TABLES = {"embedding": (0, 1), "c_embedding": (1, 0)}
 """Functions that look rows of a table up -> the places of numbers and table among the arguments."""
@@ -62,12 +63,12 @@ class PaddedBatches:
     def note(self, call: CallId, numbers: Any, table: Any) -> None:
         """Keep the numbers of a call, if they are those of a batch of samples, until `lengths`."""
         shape = numbers.shape
-        if len(shape) != 2 or shape[1] < 2 or table.shape[0] < _LEAST_ROWS:
+        if len(shape) != 2 or shape[0] < 1 or shape[1] < 2 or table.shape[0] < _LEAST_ROWS:
             return
         is_on_host = numbers.place.is_cpu_place()
         if self._num < (_MOST_NUMBERS if is_on_host else _MOST_NUMBERS_OF_DEVICE):
             self._num += shape[0] * shape[1]
-            kept = _READ(numbers) if is_on_host else numbers
+            kept = _copy(numbers) if is_on_host else numbers
             batch = _Batch(call, kept, numbers.inplace_version)
             self._batches.setdefault(id(table), []).append(batch)
 
@@ -78,13 +79,27 @@ class PaddedBatches:
         """
         found: dict[CallId, list[int]] = {}
         for batches in self._batches.values():
-            known = [(each.call, _array(each)) for each in batches]
+            try:
+                known = [(each.call, _array(each)) for each in batches]
+            except Exception as error:  # a device of a plugin may have no streams
+                pass_interruption(error)
+                continue
             arrays = [array for _, array in known if array is not None]
             calls = [call for call, array in known if array is not None]
             for call, array, lengths in zip(calls, arrays, lengths_of(arrays) if arrays else ()):
                 found[call] = [array.shape[1], *lengths]
         self._batches.clear()
         return found
+
+
+def _copy(tensor: Any) -> Int64:
+    """Return a copy of a tensor's numbers on a host, outside of Paddle's memory.
+
+    Paddle's ``numpy()`` copies all that a view has its elements from, such as a data set.
+    """
+    if hasattr(tensor, "__dlpack__"):
+        return np.array(np.from_dlpack(tensor), np.int64)
+    return np.array(_READ(tensor), np.int64)  # Paddle 2.6
 
 
 def _array(batch: _Batch) -> Int64 | None:

@@ -178,6 +178,8 @@ class ValueNumbers:
             data: what it is made of.
             tensor: the tensor, which is new.
         """
+        # Paddle may have called an operator with the data, whose result is known by them.
+        self._tensors.pop(id(tensor), None)
         if self.num_backwards or not self._is_constant():
             return
         self._forget_received()

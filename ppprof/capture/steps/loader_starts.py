@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_STARTS, _STOPS, _RESUMES = "__init__", "_try_shutdown_all", "_reset"
-"""Methods of Paddle's iterator with workers. The last one waits until persistent workers have begun anew."""
+_STARTS, _STOPS, _RESUMES = "_init_workers", "_try_shutdown_all", "_reset"
+"""Methods of Paddle's iterator with workers. Making it also asks the sampler for the first samples. The last one waits until persistent workers have begun anew."""
 
 
 def watch_starts(

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from ppprof.arrays import Int64  # noqa: E402
 from ppprof.capture.recording import padded_batches  # noqa: E402
+from ppprof.capture.recording.operator_calls import WindowCalls  # noqa: E402
 from ppprof.capture.recording.padded_batches import lengths_of  # noqa: E402
 from tests.fixtures import recorded_calls  # noqa: E402
 
@@ -100,6 +101,39 @@ def test_each_batch_of_a_window_has_its_lengths() -> None:
 def test_a_small_table_is_none_of_words() -> None:
     table = paddle.nn.Embedding(63, 4)
     assert lookups(lambda ids: table(ids.clip(max=62))) == []
+
+
+def test_a_view_is_copied_without_what_it_is_a_view_of() -> None:
+    samples = paddle.to_tensor(
+        np.concatenate([words(100, 40), *batches_of(LENGTHS, 40, 0, is_left=False)])
+    )
+    batches = padded_batches.PaddedBatches()
+    batches.note((1, 0), samples[100:], SimpleNamespace(shape=[1000, 4]))
+    ((batch,),) = batches._batches.values()
+    assert batch.numbers.base is None
+    assert batches.lengths() == {(1, 0): [40, *LENGTHS[0], *LENGTHS[1]]}
+
+
+def test_a_tensor_of_semi_automatic_parallelism_is_not_read() -> None:
+    """The other ranks would have to read theirs, too."""
+    mesh = paddle.distributed.ProcessMesh([0], dim_names=["dp"])
+    (ids, _), table = batches_of(LENGTHS, 40, 0, is_left=False), paddle.nn.Embedding(1000, 4)
+    local = paddle.to_tensor(ids)
+    of_ranks = paddle.distributed.shard_tensor(local, mesh, [paddle.distributed.Replicate()])
+    window = WindowCalls(None)
+    for number, tensor in enumerate((of_ranks, local)):
+        window.note_lookup("embedding", (tensor, table.weight), (1, number))
+    assert list(window.batches.lengths()) == [(1, 1)]
+
+
+def test_a_device_without_streams_costs_no_other_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddle.device, "current_stream", lambda: None)
+    of_host, of_device = batches_of(LENGTHS, 40, 0, is_left=False)
+    batches = padded_batches.PaddedBatches()
+    batches.note((1, 0), OfDevice(of_device), SimpleNamespace(shape=[1000, 4]))
+    batches.note((1, 1), paddle.to_tensor(of_host), SimpleNamespace(shape=[1000, 4]))
+    batches.note((1, 2), paddle.zeros([0, 40], "int64"), SimpleNamespace(shape=[1000, 4]))
+    assert batches.lengths() == {(1, 1): [40, *LENGTHS[0]]}
 
 
 def test_numbers_of_a_host_are_those_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

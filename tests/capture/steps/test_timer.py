@@ -219,7 +219,7 @@ def test_each_pass_over_a_loader_starts_its_workers(
 def test_workers_are_not_counted_when_the_timer_is_closed(paddle: Any, watching: StepTimer) -> None:
     from paddle.io.dataloader.dataloader_iter import _DataLoaderIterMultiProcess
 
-    names = ("__init__", "_try_shutdown_all", "_reset")
+    names = ("_init_workers", "_try_shutdown_all", "_reset")
     wrapped = [vars(_DataLoaderIterMultiProcess)[name] for name in names]
     watching.close()
     assert all(vars(_DataLoaderIterMultiProcess)[n] is not w for n, w in zip(names, wrapped))
