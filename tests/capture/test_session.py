@@ -277,6 +277,33 @@ def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> No
     ]
 
 
+def test_a_pause_of_another_thread_pauses_no_training(tmp_path: Path) -> None:
+    """Such as that of a thread that writes a checkpoint."""
+    now, path = [0], tmp_path / "steps.jsonl"
+    prof = session(None, TWICE, timer=StepTimer(lambda: now[0]), steps=StepLog(run_file(path)))
+    prof.step()
+    begun, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with prof.paused("checkpoint"):
+            begun.set()
+            done.wait()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    begun.wait()
+    now[0] += 7
+    prof.step()
+    done.set()
+    writer.join()
+    prof.close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(record["batch_cost_ns"], record["paused_ns"]) for record in records] == [
+        (0, 0),
+        (7, 0),
+    ]
+
+
 def test_mfu_is_of_the_devices_peak(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0]
     timer = StepTimer(lambda: now[0])

@@ -217,8 +217,8 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
 are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), padded [remedy] (operators that compute for padding, with
-the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (the remedies), padded numbers, padded words and padded kept (likewise; calls are
-what is looked up, the words among it, and what the remedy leaves), padded line [remedy] (lines that look it up), penalty [form] (operators of penalties on
+the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (the remedies), padded line [remedy] (lines that look its batches up), padded numbers, padded words and
+padded kept [remedy] (likewise; calls are what is looked up, the words among it, and what the remedy leaves), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
 parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
 parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table (operators on an embedding's table, with the time of rows that do
@@ -331,7 +331,6 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_rows = [pl.Series(written, dtype=pl.Int64)]
     if not profile.unrecorded_device:
         discarded = builder.add_discarded()
-        builder.add_padded()
         saved_rows += [discarded["row"], penalised]
         vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
@@ -339,10 +338,13 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         cast = casts(profile).filter(~pl.col("name").is_in(vocabulary["name"].unique().implode()))
         if not builder.on_device:
             cast = cast.filter(~pl.Series(starts_beside(profile))[cast["row"]])
+        copied: list[pl.DataFrame] = []
         for kind, copies in (("strided", strided_inputs(profile)), ("cast", cast)):
             copies = copies.filter(~pl.col("row").is_in(pl.concat(saved_rows).implode()))
             builder.add_names(kind, copies)
             builder.add_names(f"{kind} line", builder.in_lines(copies))
+            copied.append(copies.select("row", "time_ns"))
+        builder.add_padded(saved_rows, copied, vocabulary["name"])
     builder.add_names("again", repeated_gradients(profile))
     builder.add_repeated_calls()
     builder.add_unneeded()
@@ -666,15 +668,34 @@ class IndicatorBuilder:
             self.add_names(f"discarded {kind}", lines)
         return found
 
-    def add_padded(self) -> None:
-        """Add the operators that compute for padding, the lines that look up its batches, and their numbers."""
-        found = padded(self.profile).with_columns(subject="remedy")
+    def add_padded(
+        self, saved: Sequence[pl.Series], copied: Sequence[pl.DataFrame], names: pl.Series
+    ) -> None:
+        """Add the operators that compute for padding, the lines that look up its batches, and their numbers.
+
+        Args:
+            saved: rows of operators that have other findings.
+            copied: row and time_ns of the copies that have.
+            names: names of other operators that have.
+        """
+        others = dict(pl.concat(copied).group_by("row").agg(pl.col("time_ns").sum()).iter_rows())
+        whole = (
+            [*saved]
+            if self.on_device
+            else [*saved, pl.Series(starts_beside(self.profile)).arg_true()]
+        )
+        for rows in whole:
+            others.update(dict.fromkeys(rows.to_list(), np.iinfo(np.int64).max))
+        found = padded(self.profile, others).with_columns(subject="remedy")
+        found = found.filter(~pl.col("name").is_in(names.unique().implode()))
         self.add_names("padded", found)
         self.add_names("padded by", found.with_columns(name="remedy"))
-        lookups = found.drop_nulls("numbers").with_columns(name="remedy")
+        lines = self.in_lines(found.with_columns(row="lookup_row"))
+        self.add_names("padded line", lines)
+        lookups = found.drop_nulls("numbers")
         for kind in ("numbers", "words", "kept"):
-            self.add_names(f"padded {kind}", lookups.with_columns(calls=kind))
-        self.add_names("padded line", self.in_lines(found.with_columns(row="lookup_row")))
+            counts = self.in_lines(lookups.with_columns(time_ns=kind))
+            self.add_names(f"padded {kind}", counts.with_columns(calls="time_ns"))
 
     def add_written_out(self, others: pl.Series) -> Sequence[int]:
         """Add what is written out, and the lines that call it, by its kind; return the rows of the operators.

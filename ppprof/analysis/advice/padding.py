@@ -32,6 +32,8 @@ PADDED = {
 
 _NUMBERS = {"embedding": 0, "c_embedding": 1}
 """Operators that look up rows of a table -> the place of the numbers among their inputs."""
+_ROUND = 32
+"""A width that is a multiple of this stays one: few shapes, for programs and the kernels of devices."""
 _LEAST_BATCHES = 4
 """Batches from which the samples of others may be put together with those of one."""
 _FIXED_NS = 10_000
@@ -43,7 +45,8 @@ class _Lookup(NamedTuple):
 
     row: int
     step: int
-    line: str | None
+    source: tuple[str | None, Shape]
+    """Its line, and the dims of its table."""
     samples: int
     width: int
     lengths: Sequence[int]
@@ -63,7 +66,7 @@ class _Kept(NamedTuple):
     words: int
 
 
-def padded(profile: Profile) -> pl.DataFrame:
+def padded(profile: Profile, others: Mapping[int, int]) -> pl.DataFrame:
     """Return the operators that compute for padding, which batches made in another way would not have.
 
     ::
@@ -74,7 +77,12 @@ def padded(profile: Profile) -> pl.DataFrame:
 
     Operators on the positions of a batch are those with an input of its dims (`_is_of`), until the next
     batch. Of their time beyond `_FIXED_NS`, the share counts that the numbers have which a batch would not
-    have: operators on pairs of positions, such as attention, would save more.
+    have: operators on pairs of positions, such as attention, would save more. What recomputes in a Backward is
+    left out.
+
+    Args:
+        profile: the window.
+        others: what other findings have of the time of operators and gradients, in ns, by their rows.
 
     Returns:
         A row for each call of such an operator, with its gradient: columns of `PADDED`. time_ns is what it
@@ -82,7 +90,7 @@ def padded(profile: Profile) -> pl.DataFrame:
         `GROUPED`. numbers (how many are looked up), words (those that are no padding) and kept (how many the
         remedy leaves) are null, but for the lookup. Empty without recorded lengths.
     """
-    calls = called_operators(profile)
+    calls = called_operators(profile).filter(~pl.col("in_backward"))
     of_lines = list(_lookups(calls))
     kept = _kept(of_lines)
     lookups: dict[int, list[_Lookup]] = {}
@@ -104,21 +112,27 @@ def padded(profile: Profile) -> pl.DataFrame:
         lookup = _nearest(fitting, call["row"], kept)
         left = kept[lookup.row]
         is_lookup = lookup.row == call["row"]
-        gradient_ns = call["summed_gradient_ns"] or 0  # that of a lookup has the dims of the table
-        times = call["time_ns"], 0 if call["name"] in _NUMBERS else gradient_ns
-        saved_ns = (1 - left.numbers / lookup.numbers) * sum(max(0, ns - _FIXED_NS) for ns in times)
+        times = [(call["row"], call["time_ns"])]
+        if call["name"] not in _NUMBERS:  # the gradient of a lookup has the dims of its table
+            times.append((call["gradient_row"], call["summed_gradient_ns"] or 0))
+        own_ns = sum(max(0, ns - others.get(row, 0) - _FIXED_NS) for row, ns in times)
+        saved_ns = (1 - left.numbers / lookup.numbers) * own_ns
         counts = (lookup.numbers, left.words, left.numbers) if is_lookup else (None,) * 3
         name = f"{call['name']} {shapes_as_shown(text or '')}".rstrip()
         key = call["step"], name, round(saved_ns), call["row"], lookup.row, left.remedy
-        rows.append((*key, *counts))
+        if saved_ns > 0 or is_lookup:
+            rows.append((*key, *counts))
     return pl.DataFrame(rows, PADDED, orient="row")
 
 
 def _nearest(fitting: Sequence[_Lookup], row: int, kept: Mapping[int, _Kept]) -> _Lookup:
     """Return the last lookup ahead of a call; of several with its dims side by side, that with the least padding."""
     ahead = [each for each in fitting if each.row <= row] or list(fitting)
-    of_lines = {each.line: each for each in ahead}  # the last one of each
-    return max(of_lines.values(), key=lambda each: (each.row == row, kept[each.row].numbers))
+    of_lines = {each.source: each for each in ahead}  # the last one of each
+    return max(
+        of_lines.values(),
+        key=lambda each: (each.row == row, kept[each.row].numbers / each.numbers),
+    )
 
 
 def _lookups(calls: pl.DataFrame) -> Iterator[_Lookup]:
@@ -128,12 +142,14 @@ def _lookups(calls: pl.DataFrame) -> Iterator[_Lookup]:
     )
     padded = pl.col("attributes").str.contains(f'"{LENGTHS}":', literal=True).fill_null(value=False)
     calls = calls.filter(padded.any().over("callstack"))
-    for row, step, line, name, shapes, attributes in calls.iter_rows():
-        for dims in shapes_in(shapes)[_NUMBERS[name] :][:1]:
-            if len(dims) == 2 and min(dims) > 0:
-                samples, width = dims
-                lengths = _lengths_in(attributes, samples, width)
-                yield _Lookup(row, step, line, samples, width, lengths)
+    for row, step, line, name, text, attributes in calls.iter_rows():
+        shapes, place = shapes_in(text), _NUMBERS[name]
+        dims = shapes[place] if len(shapes) == len(_NUMBERS) else ()
+        if len(dims) == 2 and min(dims) > 0:
+            samples, width = dims
+            lengths = _lengths_in(attributes, samples, width)
+            # A line of the user's may look up words, positions and types in an installed model.
+            yield _Lookup(row, step, (line, shapes[1 - place]), samples, width, lengths)
 
 
 def _lengths_in(attributes: str | None, samples: int, width: int) -> Sequence[int]:
@@ -147,9 +163,9 @@ def _lengths_in(attributes: str | None, samples: int, width: int) -> Sequence[in
 
 def _kept(lookups: Sequence[_Lookup]) -> dict[int, _Kept]:
     """Return what the remedy of its line would leave of each lookup, by its row."""
-    of_lines: dict[str | None, list[_Lookup]] = {}
+    of_lines: dict[object, list[_Lookup]] = {}
     for each in lookups:
-        of_lines.setdefault(each.line, []).append(each)
+        of_lines.setdefault(each.source, []).append(each)
     kept = {}
     for alike in of_lines.values():
         known = [each for each in alike if each.lengths]
@@ -157,7 +173,9 @@ def _kept(lookups: Sequence[_Lookup]) -> dict[int, _Kept]:
             continue
         num = sum(each.numbers for each in known)
         num_longest = sum(_longest(each) for each in known)
-        is_longest = num_longest <= (1 - LEAST_LONGEST) * num
+        # Widths that differ follow the longest samples already, rounded up.
+        is_fixed = len({each.width for each in known}) == 1
+        is_longest = is_fixed and num_longest <= (1 - LEAST_LONGEST) * num
         ratio = num_longest / num if is_longest else _grouped_ratio(known)
         words_ratio = sum(sum(each.lengths) for each in known) / num
         for each in alike:
@@ -169,8 +187,11 @@ def _kept(lookups: Sequence[_Lookup]) -> dict[int, _Kept]:
 
 
 def _longest(lookup: _Lookup) -> int:
-    """Return how many numbers a batch has that is as wide as its longest sample."""
-    return max(lookup.lengths) * lookup.samples
+    """Return how many numbers a batch has that is as wide as its longest sample, rounded up if its width is round."""
+    longest = max(lookup.lengths)
+    if lookup.width % _ROUND == 0 and lookup.width > 2 * _ROUND:
+        longest = -(-longest // _ROUND) * _ROUND
+    return longest * lookup.samples
 
 
 def _grouped_ratio(lookups: Sequence[_Lookup]) -> float:
@@ -187,13 +208,15 @@ def _grouped_ratio(lookups: Sequence[_Lookup]) -> float:
 def _is_of(shape: Shape, lookup: _Lookup) -> bool:
     """Return whether a tensor has a part for each position of a batch.
 
-    >>> lookup = _Lookup(0, 0, None, samples=3, width=8, lengths=[4, 6, 2])
+    The last dim of a state is that of its features, which may have the same size.
+
+    >>> lookup = _Lookup(0, 0, ("", ()), samples=3, width=8, lengths=[4, 6, 2])
     >>> [_is_of(shape, lookup) for shape in [(3, 8, 64), (3, 4, 8, 8), (24, 64), (8, 3, 64), (12, 8, 8), (8, 64)]]
     [True, True, True, True, True, False]
     """
     samples, width = lookup.samples, lookup.width
     first, *others = shape or (0,)
-    is_of_samples = first == samples and width in others
+    is_of_samples = first == samples and width in others[:-1]
     is_of_heads = len(shape) == 3 and first % samples == 0 and others[0] == width
     is_flat = first == samples * width
     return is_of_samples or is_of_heads or is_flat or shape[:2] == (width, samples)

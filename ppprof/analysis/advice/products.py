@@ -228,15 +228,21 @@ def padded_batches(evidence: Evidence) -> list[Finding]:
     if remedies.is_empty():
         return []
     remedy = str(remedies["name"][0])
-    numbers, words, kept = (
-        float(evidence.names(f"padded {kind}").filter(name=remedy)["calls"].sum())
+    line = evidence.first_name("padded line", remedy)
+    if line is None:
+        return []
+    counts = [  # a row for each step of a rank that looks words up: of a pipeline, the ranks of one stage do
+        evidence.named(evidence.typical_indicators, f"padded {kind}").filter(
+            name=line, subject=remedy
+        )["calls"]
         for kind in ("numbers", "words", "kept")
-    )
+    ]
+    numbers, words, kept = (round(float(each.to_numpy().mean())) for each in counts)
     facts: dict[str, Fact] = {
-        "line": evidence.first_name("padded line", remedy),
-        "numbers": round(numbers),
-        "words": round(words),
-        "kept": round(kept),
+        "line": line,
+        "numbers": numbers,
+        "words": words,
+        "kept": kept,
         "wording": remedy if remedy == GROUPED else None,
         "remedy": f"code-{remedy}" if remedy == GROUPED else "code",
     }

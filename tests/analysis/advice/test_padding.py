@@ -26,8 +26,8 @@ def lookup(width: int, *lengths: int) -> Called:
 
 @pytest.mark.parametrize(
     "shape",
-    [(8, 32, 64), (8, 4, 32, 32), (8, 64, 32), (256, 64), (32, 8, 64), (32, 32, 16)],
-    ids=["states", "scores", "channels", "flat", "time ahead", "heads ahead"],
+    [(8, 32, 64), (8, 4, 32, 32), (256, 64), (32, 8, 64), (32, 32, 16)],
+    ids=["states", "scores", "flat", "time ahead", "heads ahead"],
 )
 def test_operators_on_positions_count(shape: tuple[int, ...], tmp_path: Path) -> None:
     """Half of what each takes beyond 10: of 50 the lookup, the operator, and its gradient."""
@@ -38,7 +38,9 @@ def test_operators_on_positions_count(shape: tuple[int, ...], tmp_path: Path) ->
     assert finding.cost_ns == 60 * US
 
 
-@pytest.mark.parametrize("shape", [(8, 64), (64, 32), (1, 32, 64), (8, 31, 64), (16, 32)])
+@pytest.mark.parametrize(
+    "shape", [(8, 64), (64, 32), (1, 32, 64), (8, 31, 64), (16, 32), (8, 16, 32), (8, 32)]
+)
 def test_other_operators_do_not(shape: tuple[int, ...], tmp_path: Path) -> None:
     (finding,) = found(tmp_path, LOOKUP, GELU, Called("relu", (shape,)))
     assert finding.cost_ns == 60 * US
@@ -68,8 +70,15 @@ def test_batches_of_unknown_lengths_are_as_those_of_their_line(tmp_path: Path) -
     assert (finding.facts["numbers"], finding.facts["words"]) == (512, 2 * 86)
     other = later._replace(line=9)
     (finding,) = found(tmp_path / "other", LOOKUP, other)
-    assert finding.cost_ns == 2 * 20 * US  # in another table, such as one of positions
+    assert finding.cost_ns == 20 * US
     assert finding.facts["numbers"] == 256
+
+
+def test_other_tables_of_the_same_line_do_not_count_as_words(tmp_path: Path) -> None:
+    """A line that calls an installed model looks up words, positions and types."""
+    types = Called("embedding", ((8, 32), (2, 64)))
+    (finding,) = found(tmp_path, LOOKUP, types, GELU)
+    assert (finding.facts["numbers"], finding.facts["words"]) == (256, 86)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +101,34 @@ def test_samples_of_like_lengths_would_share_a_batch(tmp_path: Path) -> None:
     )
     share = 1 - kept / 512
     assert finding.cost_ns == pytest.approx(share * (4 * 15 + 30) * US, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("widths", "longest", "kept"),
+    [
+        ((128, 128), 70, 96 + 96),
+        ((128, 128), 100, None),
+        ((128, 96), 70, None),
+        ((100, 100), 70, 140),
+    ],
+    ids=["fixed", "already rounded up", "as wide as some need", "no round width"],
+)
+def test_round_widths_stay_round(
+    widths: tuple[int, int], longest: int, kept: int | None, tmp_path: Path
+) -> None:
+    batches = [lookup(width, longest, 9)._replace(line=7) for width in widths]
+    made = found(tmp_path, *batches, Called("gelu", ((2, widths[0], 64),)))
+    assert [each.facts["kept"] for each in made] == ([] if kept is None else [2 * kept])
+
+
+def test_what_other_findings_have_does_not_count(tmp_path: Path) -> None:
+    """A product with rows that the next operator leaves out, as that finding has it."""
+    rows = Called("matmul", ((8, 32, 64), (64, 128)), gradients=2)
+    taken = Called("slice", ((8, 32, 128),), line=8)
+    loss = Called("cross_entropy_with_softmax", ((8, 1, 128), (8, 1, 1)), line=9)
+    (finding,) = found(tmp_path, LOOKUP, rows, taken, loss)
+    names = {name.partition(" ")[0] for name, *_ in finding.evidence.rows()}
+    assert names == {"embedding", "slice"}
 
 
 def test_few_batches_say_nothing_of_others(tmp_path: Path) -> None:
