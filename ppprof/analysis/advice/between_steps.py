@@ -34,7 +34,8 @@ def between_steps(evidence: Evidence) -> list[Finding]:
         return []
     cost_ns = float(paused["paused_ns"].sum()) / steps.height
     reasons = _reasons(paused)
-    reason = reasons[0] if reasons else None
+    reason = reasons[0]
+    named = [each for each in reasons if each is not None] if reason else []
     # A checkpoint, too, may come at some of the evaluations, or between them.
     has_reason = pl.lit(True) if reason is None else _names().list.contains(reason)
     of_reason = every_step.filter(is_pause & has_reason)
@@ -50,8 +51,8 @@ def between_steps(evidence: Evidence) -> list[Finding]:
         "num_steps": steps.height,
         "before_steps": ", ".join(map(str, of_reason["step"].head(10)))
         + ", ..." * (of_reason.height > 10),
-        "distance": distance,
-        "paused_for": ", ".join(reasons) or None,
+        "distance": None if distance == 1 else distance,
+        "paused_for": ", ".join(named) or None,
         "pause_ns": mean_of(paused, "paused_ns"),
         "own_step_ns": step_ns,
         "line": line,
@@ -79,9 +80,9 @@ def _steps(evidence: Evidence) -> tuple[pl.DataFrame, pl.DataFrame, float]:
     """Return step, paused_ns and paused_for of all steps and of those that count, and the time of one without pauses."""
     times = evidence.step_times.drop_nulls("paused_ns")
     times = times.filter(num_before(times) > 0)
-    # The ranks wait for the one that pauses longest.
-    longest = pl.col("paused_for", "window").sort_by("paused_ns").last()
-    steps = times.group_by("step").agg(longest, pl.col("paused_ns").max()).sort("step")
+    # What one rank pauses longer, the others wait in a step: it is in their step times.
+    shortest = pl.col("paused_for", "window").sort_by("paused_ns").first()
+    steps = times.group_by("step").agg(shortest, pl.col("paused_ns").min()).sort("step")
     outside = steps.filter(pl.col("window").is_null())
     step_ns = evidence.step_ns
     has_pause = (outside["paused_ns"] >= LEAST_RATIO * step_ns).any()
@@ -95,21 +96,33 @@ def _names() -> pl.Expr:
     return pl.col("paused_for").str.split(", ")
 
 
-def _reasons(paused: pl.DataFrame) -> list[str]:
-    """Return what pauses are for, with the reason of most of the time first; each has a share of a pause for several."""
-    share_ns = pl.col("paused_ns") / _names().list.len()
-    sums = paused.select(name=_names(), share_ns=share_ns).drop_nulls("name").explode("name")
-    sums = sums.group_by("name").agg(pl.col("share_ns").sum())
-    return sums.sort("share_ns", "name", descending=[True, False])["name"].to_list()
+def _reasons(paused: pl.DataFrame) -> list[str | None]:
+    """Return what pauses are for, with the reason of most of the time first; None for pauses without a name.
+
+    Of several names of a pause, the first one took the longest. So it gets the largest share::
+
+        evaluation, checkpoint, log     3/6, 2/6, 1/6
+    """
+    names = paused.select("paused_ns", name=_names()).with_row_index("row").explode("name")
+    num = pl.len().cast(pl.Int64).over("row")
+    names = names.with_columns(num=num, place=pl.int_range(pl.len()).over("row"))
+    share = (pl.col("num") - pl.col("place")) / (pl.col("num") * (pl.col("num") + 1) / 2)
+    sums = names.group_by("name", maintain_order=True).agg(
+        pl.col("place").min(), share_ns=(pl.col("paused_ns") * share).sum()
+    )
+    order = sums.sort("share_ns", "place", descending=[True, False], maintain_order=True)
+    return order["name"].to_list()
 
 
 def _lines(evidence: Evidence, reason: str | None) -> tuple[pl.DataFrame, float]:
     """Return the lines in which recorded pauses of this name pass, and how long such a pause is.
 
-    Columns: name, time_ns of a pause, the largest first.
+    Columns: name, time_ns of a pause of a rank that has one, the largest first.
     """
-    named = evidence.named(evidence.indicators, "paused").filter(subject=reason or "")
-    num = max(1, named.select("step").n_unique()) * max(1, len(evidence.indicators))
-    lines = named.group_by("name").agg(pl.col("time_ns").sum() / num)
+    subject = reason or ""
+    named = evidence.named(evidence.indicators, "paused").filter(subject=subject)
+    of_ranks = (own.names.filter(what="paused") for own in evidence.indicators.values())
+    num = sum(names.filter(subject=subject)["step"].n_unique() for names in of_ranks)
+    lines = named.group_by("name").agg(pl.col("time_ns").sum() / max(1, num))
     lines = lines.sort("time_ns", "name", descending=[True, False])
     return lines, float(lines["time_ns"].sum())

@@ -156,7 +156,7 @@ class _Call(NamedTuple):
     num_large: int
     """How many of its tensors have so many elements."""
     attributes: str | None = None
-    """Of a mean, a variance or a power."""
+    """Of a mean, a variance, a power or a scale."""
     rank: int = 0
     """The number of axes of its first tensor."""
     width: int = 0
@@ -219,7 +219,7 @@ def _calls(own: pl.DataFrame) -> Iterator[_Call]:
         size = max(sizes, default=0)
         symbol = _SYMBOLS.get(name, "" if name in _MOVES else "z")
         num_large = sum(2 * each >= size for each in sizes)
-        known = attributes if symbol in ("M", "V", "P") else None
+        known = attributes if symbol in ("M", "V", "P", "K") else None
         first = tensors[0] if tensors else ()
         width = first[-1] if first else 0
         yield _Call(row, name, symbol, size, num_large, known, len(first), width)
@@ -299,6 +299,7 @@ def _name(kind: _Kind, parts: Sequence[_Call], size: int, rest: str) -> str | No
         last = parts[-1]  # the log of what was chosen of each row, or of something else
         shown = next(each for each in parts if each.size == size)
         is_other = last.symbol == "l" and last.size * shown.width != size
+        is_other = is_other or not _is_log_of_chosen(parts, size)
         return None if is_other or _READS.search(rest) else kind.name
     if kind.name not in ("layer_norm", "rms_norm"):
         return kind.name
@@ -310,6 +311,50 @@ def _name(kind: _Kind, parts: Sequence[_Call], size: int, rest: str) -> str | No
         return None
     names = {"trailing": kind.name, "channels": "batch_norm"}
     return names.get(axes.pop())
+
+
+def _is_log_of_chosen(parts: Sequence[_Call], size: int) -> bool:
+    """Return whether the logarithm in a cross entropy, if it has one, is of probabilities as they are, but for a small number.
+
+    ::
+
+        softmax [512,8000]   take_along_axis [512,8000]   scale [512,1]      log [512,1]
+        softmax [512,8000]   take_along_axis [512,8000]   multiply [512,1]   log [512,1]     no: of a mixture
+        softmax [512,8000]   scale(1) [512,8000]          log [512,8000]                     no: of 1 - p
+    """
+    place = next((number for number, each in enumerate(parts) if each.symbol == "l"), None)
+    if place is None:
+        return True
+    log, ahead = parts[place], parts[:place]
+    scales = [each for each in ahead if each.symbol == "K" and each.size == size]
+    if log.size < size:
+        # Operators on few elements have no symbol in the pattern.
+        large = [each for each in ahead if each.symbol and each.size == size]
+        between = ahead[ahead.index(large[-1]) + 1 :]
+        if large[-1].symbol not in ("G", "U") or not all(
+            _keeps(each, log.size) for each in between
+        ):
+            return False
+        scales += [each for each in between if each.symbol == "K"]
+    return len(scales) <= 1 and all(map(_adds_fraction, scales))
+
+
+def _keeps(call: _Call, size: int) -> bool:
+    """Return whether an operator on so many elements changes them not at all, by a scale or a clip."""
+    return call.symbol in ("", "K", "C") and call.size in (0, size) and call.num_large <= 1
+
+
+def _adds_fraction(call: _Call) -> bool:
+    """Return whether a scale may be an addition of a small number: its numbers that are recorded are whole ones.
+
+    ::
+
+        x + 1e-9                {}                      1 - x    {"X1":1}
+        scale(x, 1.0, 1e-9)     {"X1":1,"X3":true}      x * 2    {"X1":2}
+    """
+    given = attributes_of(call.attributes)
+    numbers = [given.get(name) for name in ("X1", "X2", "X3")]
+    return call.name == "scale" and numbers in ([None] * 3, [1, None, True])
 
 
 def _axes(call: _Call) -> str:

@@ -85,6 +85,55 @@ def test_evaluations_come_evenly_though_checkpoints_lie_between(tmp_path):
     ]
 
 
+def test_the_first_name_of_a_pause_is_what_most_of_its_time_is_for(tmp_path):
+    """The names of a pause are in the order of their times."""
+    lines = lines_with({5: 3000, 10: 3000, 15: 3000}, paused_for="evaluation, checkpoint")
+    (finding,) = found(tmp_path, lines, stacks=EVALUATES)
+    assert finding.facts["paused_for"] == "evaluation, checkpoint"
+    assert finding.facts["remedy"] == "code-evaluation"
+    assert str(finding.facts["line"]).startswith("train.py:7, log()")
+
+
+@pytest.mark.parametrize(
+    ("unnamed_us", "expected"),
+    [
+        (60_000, (None, "code", "4, 6, 8, 20", None)),
+        (500, ("checkpoint", "code-checkpoint", "6, 20", None)),
+    ],
+)
+def test_pauses_without_a_name_may_have_most_of_the_time(tmp_path, unnamed_us, expected):
+    lines = lines_with({4: unnamed_us, 6: 1000, 8: unnamed_us, 20: 1000})
+    lines[6]["paused_for"] = lines[20]["paused_for"] = "checkpoint"
+    (finding,) = found(tmp_path, lines)
+    names = ("paused_for", "remedy", "before_steps", "distance")
+    assert tuple(finding.facts[name] for name in names) == expected
+
+
+def test_what_one_rank_pauses_longer_is_no_pause_of_the_others(tmp_path):
+    """It is in their steps, where they wait for this rank."""
+    long, short = lines_with({5: 6000, 10: 6000, 15: 6000}), lines_with({5: 1000, 10: 1000})
+    path = run(tmp_path / "log", [pausing(), pausing()], step_lines=[long, short])
+    (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "between-steps"]
+    assert (finding.facts["num_paused"], finding.facts["pause_ns"]) == (2, 1000 * US)
+    assert finding.cost_ns == pytest.approx(2000 / 30 * US)
+
+
+def test_a_line_is_of_the_ranks_that_pause_for_this_reason(tmp_path):
+    """One of two ranks evaluates in the window: 400 of 500 in train.py:7, not 200."""
+    lines = pauses(2500) * 2
+    threads = [pausing(), pausing("paused: checkpoint")]
+    path = run(tmp_path / "log", threads, step_lines=lines, stacks=EVALUATES * 2)
+    (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "between-steps"]
+    assert (finding.facts["paused_for"], finding.facts["line_ns"]) == ("evaluation", 400 * US)
+
+
+def test_pauses_ahead_of_every_step_have_no_distance_in_the_text(tmp_path):
+    (finding,) = found(tmp_path, lines_with(dict.fromkeys(range(1, 31), 900)))
+    (row,) = finding_rows([finding])
+    assert finding.confidence == "sure"
+    assert "(every" not in row.what
+
+
 def test_lines_that_train_too_are_not_named_in_a_pause(tmp_path):
     """The layer of the steps, train.py:12, is called by train.py:7 in the whole pause."""
     (stacks,) = EVALUATES

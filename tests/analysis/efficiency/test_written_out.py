@@ -115,6 +115,17 @@ def cross_entropy_of_sum_of_products(x: Any) -> Any:
     return -paddle.log((target * paddle.nn.functional.softmax(x)).sum(-1)).mean()
 
 
+def cross_entropy_of_chosen_and_clip(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    chosen = paddle.take_along_axis(probabilities, _labels([8, 32, 1]), -1).squeeze(-1)
+    return -paddle.log(paddle.clip(chosen, min=1e-9)).mean()
+
+
+def cross_entropy_of_scale_with_bias(x: Any) -> Any:
+    logs = paddle.log(paddle.scale(paddle.nn.functional.softmax(x), 1.0, 1e-9))
+    return -paddle.take_along_axis(logs, _labels([8, 32, 1]), -1).mean()
+
+
 def pow_of_differences(x: Any) -> Any:
     return ((x - 1) ** 2).mean()
 
@@ -143,6 +154,7 @@ WRITTEN: list[Callable[[Any], Any]] = [
     *(cross_entropy_of_one_hot_and_clip, cross_entropy_of_exp_and_one_hot),
     *(cross_entropy_of_log_of_sum, cross_entropy_of_log_and_entry),
     *(cross_entropy_of_chosen_probability, cross_entropy_of_sum_of_products),
+    *(cross_entropy_of_chosen_and_clip, cross_entropy_of_scale_with_bias),
     *(pow_of_differences, norm_of_rows, max_of_time),
     *(log_softmax_for_divergence, log_softmax_for_smoothed_labels),
 ]
@@ -234,10 +246,61 @@ def dice_loss(x: Any) -> Any:
     return -paddle.log((probabilities * target).sum() / 256)
 
 
+def _chosen(x: Any, num_answers: int = 1) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    return paddle.take_along_axis(probabilities, _labels([8, 32, num_answers]), -1)
+
+
+def pointer_generator(x: Any) -> Any:
+    gate, copied = paddle.nn.functional.sigmoid(x[:, :, :1]), paddle.rand([8, 32, 1])
+    return -paddle.log((1 - gate) * _chosen(x) + gate * copied).mean()
+
+
+def several_answers(x: Any) -> Any:
+    return -paddle.log(_chosen(x, num_answers=3).sum(-1) + 1e-9).mean()
+
+
+def one_of_two_models(x: Any) -> Any:
+    return -paddle.log(paddle.maximum(_chosen(x), paddle.rand([8, 32, 1]))).mean()
+
+
+def with_uniform_noise(x: Any) -> Any:
+    return -paddle.log((1 - 0.1) * _chosen(x) + 0.1 / 64).mean()
+
+
+def unlikelihood(x: Any) -> Any:
+    logs = paddle.log(1 - paddle.nn.functional.softmax(x))
+    return -paddle.take_along_axis(logs, _labels([8, 32, 1]), -1).mean()
+
+
+def unlikelihood_of_chosen(x: Any) -> Any:
+    return -paddle.log(paddle.clip(1 - _chosen(x), min=1e-9)).mean()
+
+
+def unlikelihood_of_products(x: Any) -> Any:
+    target = paddle.nn.functional.one_hot(_labels([8, 32]), 64)
+    return -(paddle.log(1 - paddle.nn.functional.softmax(x)) * target).sum(-1).mean()
+
+
+def log_of_something_else(x: Any) -> Any:
+    probabilities = paddle.nn.functional.softmax(x)
+    other = paddle.log(x[:, :, :1] + 1)
+    chosen = paddle.take_along_axis(probabilities, _labels([8, 32, 1]), -1)
+    return (other - chosen).mean()
+
+
+def softmax_with_one_more(x: Any) -> Any:
+    logs = x - paddle.log(1 + paddle.exp(x).sum(-1, keepdim=True))
+    return -paddle.take_along_axis(logs, _labels([8, 32, 1]), -1).mean()
+
+
 OTHERS: list[Callable[[Any], Any]] = [
     *(operators_of_paddle, gate, cosine, clipped, few_elements, root_of_mean_squares),
     *(largest_without_gradient, norm_of_channels_first, advantages, lstm_cell, other_powers),
     *(soft_targets, smoothed_labels, focal_loss, mixture, entropy_beside_an_entry, dice_loss),
+    *(pointer_generator, several_answers, one_of_two_models, with_uniform_noise, unlikelihood),
+    *(unlikelihood_of_chosen, unlikelihood_of_products, softmax_with_one_more),
+    log_of_something_else,
 ]
 
 
