@@ -91,27 +91,27 @@ def padded(profile: Profile, others: Mapping[int, int]) -> pl.DataFrame:
         remedy leaves) are null, but for the lookup. Empty without recorded lengths.
     """
     calls = called_operators(profile).filter(~pl.col("in_backward"))
-    of_lines = list(_lookups(calls))
-    kept = _kept(of_lines)
-    lookups: dict[int, list[_Lookup]] = {}
-    for lookup in of_lines:
-        if lookup.row in kept:
-            lookups.setdefault(lookup.step, []).append(lookup)
+    lookups = {each.row: each for each in _lookups(calls)}
+    kept = _kept(list(lookups.values()))
+    calls = calls.filter(pl.col("step").is_in([lookups[row].step for row in kept]))
     parsed: dict[str | None, list[Shape]] = {}
+    last: dict[object, _Lookup] = {}
     rows = []
-    for call in calls.filter(pl.col("step").is_in(list(lookups))).iter_rows(named=True):
+    for call in calls.iter_rows(named=True):
         text = call["shapes"]
         shapes = parsed.setdefault(text, shapes_in(text))
-        fitting = [
-            each
-            for each in lookups[call["step"]]
-            if each.row == call["row"] or any(_is_of(shape, each) for shape in shapes)
-        ]
+        is_lookup = call["row"] in kept
+        if is_lookup:
+            fitting = [lookups[call["row"]]]
+            last[fitting[0].source] = fitting[0]
+        else:
+            of_step = (each for each in last.values() if each.step == call["step"])
+            fitting = [each for each in of_step if any(_is_of(shape, each) for shape in shapes)]
         if not fitting:
             continue
-        lookup = _nearest(fitting, call["row"], kept)
+        # Of two batches with the same dims, the one with less padding may be that of the operator.
+        lookup = max(fitting, key=lambda each: kept[each.row].numbers / each.numbers)
         left = kept[lookup.row]
-        is_lookup = lookup.row == call["row"]
         times = [(call["row"], call["time_ns"])]
         if call["name"] not in _NUMBERS:  # the gradient of a lookup has the dims of its table
             times.append((call["gradient_row"], call["summed_gradient_ns"] or 0))
@@ -123,16 +123,6 @@ def padded(profile: Profile, others: Mapping[int, int]) -> pl.DataFrame:
         if saved_ns > 0 or is_lookup:
             rows.append((*key, *counts))
     return pl.DataFrame(rows, PADDED, orient="row")
-
-
-def _nearest(fitting: Sequence[_Lookup], row: int, kept: Mapping[int, _Kept]) -> _Lookup:
-    """Return the last lookup ahead of a call; of several with its dims side by side, that with the least padding."""
-    ahead = [each for each in fitting if each.row <= row] or list(fitting)
-    of_lines = {each.source: each for each in ahead}  # the last one of each
-    return max(
-        of_lines.values(),
-        key=lambda each: (each.row == row, kept[each.row].numbers / each.numbers),
-    )
 
 
 def _lookups(calls: pl.DataFrame) -> Iterator[_Lookup]:
