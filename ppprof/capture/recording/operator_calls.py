@@ -17,6 +17,7 @@ import functools
 import itertools
 import logging
 import os
+import random
 import sys
 import threading
 import time
@@ -639,9 +640,18 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         """Return whether this thread's numbers of Python and NumPy are constants of the code.
 
         They are in a layer, if no layer around was called with such numbers alone or in lists, such as a simulator's
-        observation, and if no values of tensors were copied to Python since the outermost layer was called.
+        observation, and if since the outermost layer was called no values of tensors were copied to Python, and
+        nothing was drawn at random.
         """
-        return getattr(self._local, "num_reads", None) == self._num_reads
+        origin = getattr(self._local, "origin", None)
+        return origin is not None and origin == self._origin()
+
+    def _origin(self) -> tuple[object, ...]:
+        """Return what changes with a copy of values to Python, and with a number that Python or NumPy draws."""
+        _, numbers, gauss = random.getstate()
+        of_numpy = np.random.get_state(legacy=False)
+        place = of_numpy["state"].get("pos", of_numpy["state"].get("state"))
+        return self._num_reads, numbers[-1], gauss, place, of_numpy.get("has_gauss")
 
     def num_operators(self) -> int | None:
         """Return the number of calls that are noted; None if programs call operators, too."""
@@ -881,17 +891,17 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 pass_interruption(error)
                 row = -1
             results, thread = None, threading.get_native_id()
-            num_reads = getattr(local, "num_reads", None)
+            origin = getattr(local, "origin", None)
             if window.is_examined:
-                before = self._num_reads if around is None else num_reads
-                local.num_reads = before if _has_no_data(args, kwargs) else None
+                before = self._origin() if around is None else origin
+                local.origin = before if _has_no_data(args, kwargs) else None
             start = now()
             local.layer_call = call = thread, start, row
             try:
                 results = function(layer, *args, **kwargs)
                 return results
             finally:
-                local.layer_call, local.num_reads = around, num_reads
+                local.layer_call, local.origin = around, origin
                 if row >= 0:
                     window.layer_calls.extend((thread, start, now(), row))
                     if window.is_examined:

@@ -358,6 +358,13 @@ def healthy() -> dict[str, Step]:
     def noise_of_numpy() -> None:
         watched(Biased(lambda x: tensor_of(np.random.default_rng().random(4))))(x)
 
+    def drawn_by_numpy() -> None:
+        """A mask that is true in both layers, by chance."""
+        watched(Biased(lambda x: tensor_of((np.random.rand(4) < 2).astype("float32"))))(x)
+
+    def drawn_by_python() -> None:
+        watched(Biased(lambda x: tensor_of([float(random.random() < 2)])))(x)
+
     def written() -> None:
         def function(x: Any) -> Any:
             made = paddle.to_tensor(SLOPES)
@@ -383,6 +390,8 @@ def healthy() -> dict[str, Step]:
         "values of tensors": read_values,
         "a value of a tensor decides": read_first,
         "noise of NumPy": noise_of_numpy,
+        "drawn by NumPy": drawn_by_numpy,
+        "drawn by Python": drawn_by_python,
         "written constants": written,
         "crops": crops,
         "Gumbel": samples,
@@ -405,7 +414,7 @@ def healthy() -> dict[str, Step]:
 
 HEALTHY = (
     *("observations", "data outside of layers", "values of tensors", "a value of a tensor decides"),
-    *("noise of NumPy", "written constants", "crops"),
+    *("noise of NumPy", "drawn by NumPy", "drawn by Python", "written constants", "crops"),
     *("Gumbel", "buffers", "comprehension"),
     *("micro-batches", "new tensors", "noise", "setitem", "in place", "Backward between"),
     *("recompute", "received", "no_grad", "two views", "random numbers of Python", "one block"),
