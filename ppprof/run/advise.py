@@ -23,7 +23,7 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.choices import StepRange
 from ppprof.errors import UsageError
 from ppprof.run.ranks import cluster_of
-from ppprof.run.run import Run
+from ppprof.run.run import Run, opened
 from ppprof.run.traces import WindowResult
 from ppprof.rundir import read_manifest
 from ppprof.rundir.clocks import Clocks
@@ -34,7 +34,7 @@ from ppprof.trace import Trace
 
 
 def advise(
-    run: Run,
+    run: Run | str | Path,
     ranks: RankSelector = "all",
     window: int | None = None,
     *,
@@ -43,12 +43,13 @@ def advise(
 ) -> Findings:
     """Return what to change in a run, sorted by cost, largest first.
 
-        first, *_ = ppprof.advise(ppprof.open("profiler_log"))
+        first, *_ = ppprof.advise("profiler_log")
         first.rule, first.share              # ("input-bound", 0.48)
         first.evidence                       # a polars DataFrame
 
     Args:
-        run: the run. With step times only (``timer_only``), the findings are about its data.
+        run: the run, or its path for `ppprof.open`. With step times only (``timer_only``), the
+            findings are about its data.
         ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
         window: only this window; None: all.
         steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
@@ -58,7 +59,8 @@ def advise(
         UsageError: no such ranks, window or steps; the message names the existing ones.
         InputError: the run has neither a readable trace nor step times.
     """
-    return findings_of(collect_evidence_of_run(run, ranks, window, steps=steps, executor=executor))
+    evidence = collect_evidence_of_run(opened(run), ranks, window, steps=steps, executor=executor)
+    return findings_of(evidence)
 
 
 def collect_evidence_of_run(

@@ -19,7 +19,7 @@ from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
-from ppprof.run.run import Run
+from ppprof.run.run import Run, opened
 from ppprof.rundir.clocks import Clock
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
@@ -47,7 +47,7 @@ class KinetoFiles:
 
 
 def write_kineto(
-    run: Run,
+    run: Run | str | Path,
     target: str | Path,
     *,
     ranks: RankSelector = "all",
@@ -58,12 +58,12 @@ def write_kineto(
 ) -> KinetoFiles:
     """Write one file for each rank as torch.profiler does, for HTA, TraceLens and Perfetto.
 
-        ppprof.write_kineto(ppprof.open("profiler_log"), "kineto", window=0)
+        ppprof.write_kineto("profiler_log", "kineto", window=0)
 
     `ppprof.trace.kineto.writer` describes the content. Existing files are replaced.
 
     Args:
-        run: the run.
+        run: the run, or its path for `ppprof.open`.
         target: a directory, which is made if it is missing; or the file, for one window. See
             `kineto_paths`.
         ranks: as in `ppprof.run.run.Run`, as are ``window`` and ``steps``.
@@ -78,6 +78,7 @@ def write_kineto(
             are several windows.
         OSError: a file cannot be written.
     """
+    run = opened(run)
     paths = kineto_paths(run, target, ranks, window, gzip)
     return write_kineto_files(run, paths, StepRange.of(steps), executor)
 

@@ -21,7 +21,7 @@ from ppprof.analysis.profile.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import steps_on_one_clock
-from ppprof.run.run import Run
+from ppprof.run.run import Run, opened
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
 from ppprof.safe_yaml import safe_load
@@ -83,8 +83,8 @@ class RunSide:
 
 
 def diff(
-    baseline: Run,
-    experiment: Run,
+    baseline: Run | str | Path,
+    experiment: Run | str | Path,
     *,
     ranks: RankSelector | tuple[RankSelector, RankSelector] = "all",
     windows: int | tuple[int | None, int | None] | None = None,
@@ -95,14 +95,14 @@ def diff(
 ) -> Diff:
     """Compare two runs, or two parts of one run. Every trace is read once.
 
-        diff = ppprof.diff(ppprof.open("base"), ppprof.open("tuned"))
+        diff = ppprof.diff("base", "tuned")
         print(diff.change)                      # faster: -12.1% (95% interval -13.0% to -11.3%)
         diff.operators.head()                   # the largest change first
         run = ppprof.open("profiler_log")
         ppprof.diff(run, run, ranks=(0, 3))     # rank 3 compared with rank 0
 
     Args:
-        baseline: the run to compare with.
+        baseline: the run to compare with, or its path for `ppprof.open`.
         experiment: the run that is compared; may be the same run.
         ranks: the ranks of both runs, such as ``"all"``, ``3`` or ``{"pp": 0}``; or a pair
             (baseline's, experiment's). See `ppprof.run.run.Run.select_ranks`.
@@ -123,7 +123,7 @@ def diff(
     if exact and names is not None:
         raise UsageError("exact: operators keep their recorded names, so names has no effect")
     sides = [
-        RunSide(run, rank, window, StepRange.of(chosen))
+        RunSide(opened(run), rank, window, StepRange.of(chosen))
         for run, rank, window, chosen in zip(
             (baseline, experiment), _pair(ranks), _pair(windows), _pair(steps)
         )

@@ -82,6 +82,11 @@ def open(
     return Run(resolve(path, *more), progress, reading)
 
 
+def opened(run: Run | str | Path) -> Run:
+    """Return a run; a path is opened as `open` does."""
+    return run if isinstance(run, Run) else open(run)
+
+
 class Run(BaseRun):
     """The run that `open` returns. Its methods mirror the commands.
 

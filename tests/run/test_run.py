@@ -30,6 +30,8 @@ from tests.fixtures import gpu_traces
 from tests.fixtures.run_directories import make_run, only_tables, step_lines, trace_name
 from tests.fixtures.timeline import write
 
+RUNS = Path(__file__).parents[1] / "fixtures/runs"
+
 
 def is_opened(path: Path) -> list[tuple[int, int, str]]:
     return [
@@ -439,6 +441,21 @@ def test_progress_names_the_file(tmp_path):
     seen = []
     formats.read(path, progress=lambda *at: seen.append(at))
     assert seen[-1] == (size, size)
+
+
+def test_the_functions_take_paths_as_they_take_runs(tmp_path):
+    base, tuned = (RUNS / name for name in ("slow_dataset", "dataset_with_workers"))
+    runs = ppprof.open(base), ppprof.open(tuned)
+    assert [finding.facts for finding in ppprof.advise(base)] == [
+        finding.facts for finding in ppprof.advise(runs[0])
+    ]
+    assert str(ppprof.diff(str(base), tuned).change) == str(ppprof.diff(*runs).change)
+    for name, given in (("paths", (base, tuned)), ("runs", runs)):
+        ppprof.write_report(given[0], tmp_path / f"{name}.html", baseline=given[1])
+        ppprof.write_kineto(given[0], tmp_path / f"{name}.json")
+    for suffix in (".html", ".json"):
+        written = [(tmp_path / f"{name}{suffix}").read_bytes() for name in ("paths", "runs")]
+        assert written[0] == written[1]
 
 
 def test_importing_ppprof_loads_neither_polars_nor_paddle():

@@ -33,7 +33,7 @@ from ppprof.report.html.sections import head, key_figures, sections
 from ppprof.report.html.timeline import Blobs, timeline_data
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
-from ppprof.run.run import Run
+from ppprof.run.run import Run, opened
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars
 
@@ -95,10 +95,10 @@ def render(report: ReportData, language: str = "en") -> str:
 
 
 def write_report(
-    run: Run,
+    run: Run | str | Path,
     path: str | Path | None = None,
     *,
-    baseline: Run | None = None,
+    baseline: Run | str | Path | None = None,
     ranks: RankSelector = "all",
     window: int | None = None,
     steps: StepRange | str | int | None = None,
@@ -107,14 +107,14 @@ def write_report(
 ) -> Page | None:
     """Write a run as one page of HTML that opens without a network.
 
-        ppprof.write_report(ppprof.open("profiler_log"), "report.html")
-        ppprof.write_report(ppprof.open("profiler_log"))    # in a notebook: below the cell
+        ppprof.write_report("profiler_log", "report.html")
+        ppprof.write_report("profiler_log")    # in a notebook: below the cell
 
     Args:
-        run: the run.
+        run: the run, or its path for `ppprof.open`.
         path: the file to write, local or in a store; an existing file is replaced. None: write no
             file, and return the page for a notebook.
-        baseline: a run to compare with; None for a page without a comparison.
+        baseline: a run to compare with, or its path; None for a page without a comparison.
         ranks: the ranks to read: ``"all"``, ``3``, ``"0,8-15"`` or coordinates such as
             ``{"pp": 0}``, as for `ppprof.run.run.Run.select_ranks`.
         window: number of the window to read; None reads the last window.
@@ -134,7 +134,12 @@ def write_report(
     """
     _check_language(language)
     report = collect_report_data(
-        run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
+        opened(run),
+        baseline=None if baseline is None else opened(baseline),
+        ranks=ranks,
+        window=window,
+        steps=steps,
+        executor=executor,
     )
     page = render(report, language)
     if path is None:
