@@ -12,7 +12,8 @@ due meanwhile::
 A thread that runs Python gives the lock away when it enters an operator, or after Python's switch
 interval: 5 ms, unless it is shortened. Shorter stretches of Python would never be found. So a window
 shortens it to 0.2 ms. Two threads that both run Python take 1 to 6% longer with it than with 1 ms (medians of
-five runs on two cores, Python 3.9 to 3.13).
+five runs on two cores, Python 3.9 to 3.13). Not while two threads of DataLoaders read one dataset, as after
+``next(iter(loader))``: if it keeps a state between samples, the shorter turns would break it.
 
 Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
 ``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them. So are full garbage collections, which
@@ -53,6 +54,7 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.capture.process import current_frames, stack_of, start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
+from ppprof.capture.recording.loader_threads import is_read_twice, thread_iterators
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
 from ppprof.capture.signals import ignoring_errors
@@ -188,12 +190,14 @@ class StackSampler(FileObserver["_Sampling"]):
             self._patches.replace(self._tensor, _CLEAR, self._noting(_Sampling.note_clear))
             self._patches.replace(self._layer, "eval", partial(self._switching, default=False))
             self._patches.replace(self._layer, "train", partial(self._switching, default=True))
+            for each in thread_iterators():
+                self._patches.install(each, "_init_thread", self._begin_reading)
             gc.callbacks.append(self._collect)
             self._used_bytes, self._num_steps = self._used(), 0
             if self._chains is not None:
                 with ignoring_errors():  # another thread changes what is looked at
                     self._chains.note(sys._getframe(1))
-        if sys.getswitchinterval() > _SWITCH_SECONDS:
+        if sys.getswitchinterval() > _SWITCH_SECONDS and not is_read_twice():
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
         self._sampling = self._last = _Sampling(self._interval_ns, OwnLines(self._files))
@@ -221,9 +225,18 @@ class StackSampler(FileObserver["_Sampling"]):
         self._evaluated.clear()
         if self._collect in gc.callbacks:
             gc.callbacks.remove(self._collect)
+        self._restore_interval()
+
+    def _restore_interval(self) -> None:
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
+
+    def _begin_reading(self, method: Callable[..., Any], iterator: Any) -> Any:
+        """Start the thread of a DataLoader's iterator."""
+        if is_read_twice(iterator):
+            self._restore_interval()
+        return method(iterator)
 
     def _collect(self, phase: str, info: dict[str, int]) -> None:
         """Begin or end the span. Python collects once at a time, and nothing while it calls this."""
