@@ -38,7 +38,7 @@ TESTS = {
     ],
     "SIGKILL, as by the kernel out of memory": ["test_faults[sigkill]"],
     "`next(iter(loader))` leaves a thread that reads on, and the dataset keeps a state between samples": [
-        "test_python_stacks::test_two_threads_that_read_one_dataset_take_turns_as_without_a_window"
+        "test_loader_threads::test_two_threads_that_read_one_dataset_take_turns_as_without_a_window"
     ],
     "a window of any length": [
         "test_long_windows::test_every_step_is_in_one_segment_and_no_stall_is_long",
