@@ -221,7 +221,7 @@ the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (th
 padded kept [remedy] (likewise; calls are what is looked up, the words among it, and what the remedy leaves), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
 parameters have), written (what is written out in several operators, with what one of them saves: `ppprof.analysis.efficiency.written_out`), written
-parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table (operators on an embedding's table, with the time of rows that do
+parts (likewise, with the time of the operators), written line [kind of what is written out] (lines that call it), penalty line [form] (line that calls them), table [sparse, if it is an update by a sparse gradient] (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -350,7 +350,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_unneeded()
     tables = unused_rows(profile)
     saves = tables.filter(pl.col("saved_ns") > 0)
-    builder.add_names("table", saves.select("step", "name", time_ns="saved_ns"))
+    of_sparse = pl.when("is_sparse").then(pl.lit("sparse")).otherwise(pl.lit(""))
+    builder.add_names("table", saves.select("step", "name", subject=of_sparse, time_ns="saved_ns"))
     used = saves.filter("is_update").with_columns(pl.col("time_ns") - pl.col("saved_ns"))
     builder.add_names("used", used)
     lookups = tables.filter(pl.col("is_lookup") & (pl.col("table_saved_ns") > 0))

@@ -184,12 +184,13 @@ def unused_rows(evidence: Evidence) -> list[Finding]:
     if operators.is_empty() or evidence.degree("sharding") > 1:
         return []
     is_one_hot = any(name.startswith("one_hot") for name in operators["name"])
+    is_sparse = operators["name"][0] in evidence.names("table", subject="sparse")["name"]
     saved_ns = float(operators["time_ns"].sum())
     facts: dict[str, Fact] = {
         "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
         "line": evidence.first_name("lookup"),
-        "remedy": "code-one-hot" if is_one_hot else "code",
+        "remedy": "code-lazy" if is_sparse else "code-one-hot" if is_one_hot else "code",
     }
     return evidence.time_finding("unused-rows", saved_ns, "possible", facts, operators)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
@@ -22,7 +23,13 @@ from ppprof.analysis.efficiency.operator_work import (
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_calls import python_calls
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import Shape, dtype_as_shown, shapes_as_shown, shapes_by_input
+from ppprof.trace.operator_inputs import (
+    Shape,
+    attributes_of,
+    dtype_as_shown,
+    shapes_as_shown,
+    shapes_by_input,
+)
 
 CHAINS = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "saved_ns": pl.Float64()}
 
@@ -193,9 +200,12 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
 UNUSED_ROWS = {
     **VOCABULARY,
     **dict.fromkeys(("saved_ns", "table_saved_ns", "row"), pl.Int64()),
-    **dict.fromkeys(("is_lookup", "is_update"), pl.Boolean()),
+    **dict.fromkeys(("is_lookup", "is_update", "is_sparse"), pl.Boolean()),
 }
 """Columns of `unused_rows`."""
+
+_UPDATE_ROWS = ("sgd", "adagrad")
+"""Updates that write only the rows of a sparse gradient; those of Adam do with ``lazy_mode``, others never."""
 
 
 def unused_rows(profile: Profile) -> pl.DataFrame:
@@ -212,16 +222,17 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
 
     - tables without gradients, and those in another product or gradient, such as that of a shared last
       layer: it has all rows;
-    - tables whose gradients are sparse already;
+    - tables whose gradients are sparse already, but for their updates in all rows nevertheless;
     - products whose first input may be another one than the ``one_hot``: an operator takes its shape;
     - updates of a table of which a step has only gradients: how many steps they add is unknown.
 
     Returns:
         A row for each call: columns of `VOCABULARY`; saved_ns, the part of time_ns of rows that no
-        lookup of the rank takes (of an update, no lookup of the step that has a gradient);
-        table_saved_ns, that of all operators on the table in the step; row (of the events); is_lookup
-        (one with a gradient), is_update. A row for each gradient of an update that is cleared, too: see
-        `_clearing`. Tables of equal shape share the lookups of a step evenly.
+        lookup of the rank takes (of an update, no lookup of the step that has a gradient; of one by a
+        sparse gradient, rows that this does not have); table_saved_ns, that of all operators on the table
+        in the step; row (of the events); is_lookup (one with a gradient), is_update, is_sparse (an update
+        by a sparse gradient, which is no is_update). A row for each gradient of an update that is cleared,
+        too: see `_clearing`. Tables of equal shape share the lookups of a step evenly.
     """
     calls = _calls(profile).drop_nulls("step")
     kinds = _kinds(calls)
@@ -229,21 +240,35 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     others = {kind: each for kind, each in kinds.items() if kind not in lookups}
     tables = {table for kind, (table, _) in lookups.items() if "_grad " in kind}
     of_one_hots = {kind for kind in lookups if not kind.startswith("embedding")}
+    sparse: dict[str, Shape] = {}
     for kind, (name, shapes) in others.items():
         if "_grad " in kind or family_of(name) == "product":
             tables -= {shape for each in shapes for shape in (each, each[::-1])}
         # A sparse gradient has fewer rows than the table.
         elif family_of(name) == "update" and len({s for s in shapes if s[1:] == shapes[0][1:]}) > 1:
-            tables.discard(shapes[0])
+            sparse[kind] = shapes[0]
+    # Of Adam, the attributes say whether it updates all rows: those of the first call stand for all.
+    attributes = profile.trace.events["attributes"].gather(calls["row"]).cast(pl.String)
+    known = calls.select("name", attributes=attributes).drop_nulls()
+    known = known.filter(pl.col("name").is_in(list(sparse))).unique("name", keep="first")
+    in_all_rows = {
+        kind: _rows_of_gradient(others[kind][1])
+        for kind, text in known.rows()
+        if _is_in_all_rows(others[kind][0], attributes_of(text))
+    }
     rows: list[tuple[str, Shape, int | None, int, bool]] = []
     for kind, (table, num_ids) in lookups.items():
         is_gradient = "_grad " in kind
+        if table in sparse.values() and (is_gradient or kind in of_one_hots):
+            continue
         # The operator embedding reads no other rows.
         needed = table[0] if kind.startswith("embedding ") else num_ids
         is_lookup = kind.replace(" ", "_grad ", 1) in lookups
         rows.append((kind, table, needed, num_ids if is_gradient else 0, is_lookup))
     for kind, (name, shapes) in others.items():
-        if shapes and family_of(name) == "update":
+        if kind in in_all_rows:
+            rows.append((kind, shapes[0], in_all_rows[kind], 0, False))
+        elif shapes and family_of(name) == "update" and shapes[0] not in sparse.values():
             rows.append((kind, shapes[0], None, 0, False))
     wide = [
         (kind, str([*table]).replace(" ", ""), table[0], *rest)
@@ -258,6 +283,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     of_table = "step", "table"
     found = calls.join(pl.DataFrame(wide, schema, orient="row"), on="name").with_columns(
         is_update=pl.col("needed").is_null(),
+        is_sparse=pl.col("name").is_in(list(in_all_rows)),
         updates=pl.col("needed").is_null().sum().over(of_table),
     )
     are_known = (pl.col("updates") > 0).all().over("table")
@@ -266,8 +292,26 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     found = found.with_columns(unused=(1 - needed_rows / pl.col("rows")).clip(0, 1))
     found = pl.concat([found, _clearing(profile, calls, kinds, found.filter("is_update"))])
     found = found.with_columns(saved_ns=(pl.col("time_ns") * pl.col("unused")).round())
-    found = found.with_columns(table_saved_ns=pl.col("saved_ns").sum().over(of_table))
+    # The number of rows of a sparse gradient is another one in each step.
+    operator = pl.format("{} {}", pl.col("name").str.extract(r"^(\S+)"), "table")
+    found = found.with_columns(
+        name=pl.when("is_sparse").then(operator).otherwise("name"),
+        table_saved_ns=pl.col("saved_ns").sum().over(of_table),
+    )
     return found.select(*UNUSED_ROWS).cast(UNUSED_ROWS)  # type: ignore[arg-type]
+
+
+def _rows_of_gradient(shapes: Sequence[Shape]) -> int:
+    """Return the rows of a sparse gradient: the input of an update that has fewer than the table, the first one."""
+    table = shapes[0]
+    return min(shape[0] for shape in shapes if shape[1:] == table[1:])
+
+
+def _is_in_all_rows(update: str, attributes: Mapping[str, Any]) -> bool:
+    """Return whether an update by a sparse gradient writes all rows of the table."""
+    if update == "adam":  # the first of its switches is `lazy_mode`
+        return not next((value for value in attributes.values() if isinstance(value, bool)), True)
+    return update not in _UPDATE_ROWS
 
 
 def _clearing(

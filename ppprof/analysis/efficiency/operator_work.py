@@ -201,6 +201,15 @@ FAMILIES = ("product", "attention", "pointwise", "norm", "update", "other")
 softmax and reductions; updates of parameters; the rest."""
 
 
+_UPDATES = frozenset(
+    (
+        *("adamw", "adam", "fused_adam", "nadam", "radam", "adamax", "adadelta", "adagrad"),
+        *("sgd", "asgd", "momentum", "lamb", "lars_momentum", "rmsprop", "rprop"),
+    )
+)
+"""Operators of Paddle that update one parameter, without the underscore at the end."""
+
+
 def family_of(name: str) -> str:
     """Return the family of an operator, or of the operator of a gradient (``matmul_grad``).
 
@@ -212,7 +221,7 @@ def family_of(name: str) -> str:
         return "product"
     if is_attention(formula) or listed.startswith("_flash_attention"):
         return "attention"
-    if listed in ("adamw", "adam", "fused_adam", "sgd", "momentum"):
+    if listed in _UPDATES:
         return "update"
     if formula is reduction or "norm" in listed or "softmax" in listed:
         return "norm"
