@@ -367,9 +367,19 @@ def links_of_gradients(
         (how many of them no optimizer uses), int64; is_of_one_leaf (`Node.is_of_one_leaf`), bool.
     """
     nodes = pl.DataFrame(list(_nodes_of_events(events, recorded)), _LINKS, orient="row")
+    key, start_ns = ("call", "operator"), events["start_ns"].gather(operators["row"])
     forwards = operators.select(
-        "call", operator=_plain(pl.col("operator")), forward=pl.col("row").cast(pl.Int64)
-    ).filter(pl.len().over("call", "operator") == 1)
+        "call",
+        operator=_plain(pl.col("operator")),
+        forward=pl.col("row").cast(pl.Int64),
+        start_ns=start_ns,
+        end_ns=start_ns + events["dur_ns"].gather(operators["row"]),
+    ).sort("start_ns", "forward")
+    # With arguments of several dtypes, an operator casts some of them, and calls itself.
+    is_within = pl.col("start_ns") < pl.col("end_ns").first().over(key)
+    is_first = pl.col("forward") == pl.col("forward").first().over(key)
+    forwards = forwards.filter(is_first | ~is_within).filter(pl.len().over(key) == 1)
+    forwards = forwards.select(*key, "forward")
     nodes = nodes.with_columns(_plain(pl.col("operator")))
     links = nodes.join(forwards, on=["call", "operator"])
     # An operator has one gradient; if it seems to have two in a run, one of them is another operator's.

@@ -8,15 +8,23 @@ from typing import NamedTuple
 
 import polars as pl
 
+from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.diff.significance import BETWEEN_RUNS
 
 _LEAST_OF_STEP = 0.01
+_LEAST_WITHOUT_VERDICT = 3 * BETWEEN_RUNS
+"""Share of a step; equal runs differ by less (three standard deviations)."""
 _SHARE_OF_LARGEST = 0.5
 """Ranks whose own time changed by less than this share of the largest change are not those that made the change."""
 _SURE = 2.0
 """Standard errors by which a change is below that."""
+_LIKELY = 3.0
+"""Standard errors of a change that is clear where the verdict on the step time is: one of some ten lines has it by
+chance in 3% of equal runs, which have no verdict."""
+_LEAST_OF_CHANGE = 1 / 3
+"""Share of the change of the step that such a line has at least: the line of less is not the cause."""
 
 
 _FILE = r"^(.+?):[0-9]+"
@@ -43,9 +51,10 @@ def line_change(diff: Diff) -> LineChange | None:
 
     If no line has, the function: the lines of a loop have few samples each.
 
-    None unless the changes of the line and of all lines together are clear: code that has moved from
-    one line to another makes no step longer. Nor if the verdict on the step time is the opposite, or that there is no
-    difference; without a verdict, what equal runs differ by (`BETWEEN_RUNS`) is too little.  If the own time of ranks changed, only their lines count:
+    None unless the changes of the line and of all lines together are clear (with a verdict on the step time, likely):
+    code that has moved from one line to another makes no step longer. Nor if the verdict on the step time is the opposite, or that there is no
+    difference; without a verdict, what equal runs differ by is too little, and what exceeds the interval of the
+    steps outside the window is no change of the run. If the own time of ranks changed, only their lines count:
     the others wait for these ranks, in a line that did not change.
     """
     if diff.lines.is_empty():
@@ -57,19 +66,31 @@ def line_change(diff: Diff) -> LineChange | None:
     runs = diff.baseline, diff.experiment
     step_ns = [run.steps["step_ns"].cast(pl.Float64).mean() for run in runs]
     together = (replace(run, lines=run.lines.with_columns(name=pl.lit(""))) for run in runs)
-    whole = Diff(*together).lines.filter("is_clear")
+    is_sure = verdict in ("slower", "faster")
+    whole = _changed(Diff(*together), is_sure, 0)
     if whole.is_empty() or not isinstance(step_ns[0], float) or not isinstance(step_ns[1], float):
         return None
     nets_ns = [whole["delta_time_ns"].item(), step_ns[1] - step_ns[0]]
     sign = 1 if nets_ns[0] > 0 else -1
     if verdict == ("faster" if sign > 0 else "slower"):
         return None
-    least_ns = (_LEAST_OF_STEP if verdict in ("slower", "faster") else BETWEEN_RUNS) * step_ns[0]
+    most = diff.change.high if sign > 0 else diff.change.low
+    if not is_sure and most is not None and sign * nets_ns[1] > sign * most * step_ns[0]:
+        return None
+    least_ns = (_LEAST_OF_STEP if is_sure else _LEAST_WITHOUT_VERDICT) * step_ns[0]
+    likely_ns = _LEAST_OF_CHANGE * min(map(abs, nets_ns))
     for each in (diff, Diff(*_by_functions(runs))):
-        change = _largest(each.lines.filter("is_clear"), nets_ns, least_ns, rank)
+        change = _largest(_changed(each, is_sure, likely_ns), nets_ns, least_ns, rank)
         if change is not None:
             return change
     return None
+
+
+def _changed(diff: Diff, is_sure: bool, likely_ns: float) -> pl.DataFrame:
+    """Return the lines that changed clearly; with a verdict on the step, likely, and by ``likely_ns`` or more."""
+    delta_ns, sure = pl.col("delta_time_ns").abs(), pl.lit(is_sure and diff.sure_from <= SURE)
+    is_likely = sure & (delta_ns >= _LIKELY * pl.col("noise_time_ns")) & (delta_ns >= likely_ns)
+    return diff.lines.filter(pl.col("is_clear") | is_likely)
 
 
 def _by_functions(runs: Sequence[RunCosts]) -> Iterator[RunCosts]:

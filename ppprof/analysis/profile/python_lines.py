@@ -150,12 +150,12 @@ def samples_by_line(sampled: SampledSteps) -> pl.DataFrame:
     """Return the samples of known lines, with the time of the window's steps that each stands for.
 
     Returns:
-        step, is_step, time_ns (the instant), stack, name (from `line_name`) and dur_ns.
+        step, is_step, thread, time_ns (the instant), stack, name (from `line_name`) and dur_ns.
     """
     lines = sample_lines(sampled)
     scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
     return sampled.samples.select(
-        *("step", "is_step", "time_ns", "stack"),
+        *("step", "is_step", "thread", "time_ns", "stack"),
         name=pl.Series([lines[row] for row in sampled.samples["stack"]], dtype=pl.String),
         dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
     ).drop_nulls("name")
@@ -174,17 +174,43 @@ LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
 """Columns of `lines_by_step`."""
 
 
+def _gradients(profile: Profile) -> pl.DataFrame:
+    """Return thread, start_ns, end_ns and forward (the line of its operator, or null) of each gradient, sorted by start."""
+    hosts = profile.tree.hosts
+    stacks = profile.trace.events["callstack"].slice(0, hosts.height)
+    is_gradient = hosts["name"].cast(pl.String).str.contains("^Global_.*GradNode$")
+    found = hosts.select("thread", "start_ns", "end_ns").filter(is_gradient)
+    called = stacks.filter(is_gradient)
+    lines = call_lines(profile, called)
+    forward = called.cast(pl.String).replace_strict(lines, default=None, return_dtype=pl.String)
+    return found.with_columns(forward=forward).sort("start_ns")
+
+
 def lines_by_step(profile: Profile) -> pl.DataFrame:
     """Return the time of each line of the user's code in each step, by samples of threads that end steps.
 
     Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`. Time that
-    waits for other threads or processes to read data belongs to the line in which these mostly are.
+    waits for other threads or processes to read data belongs to the line in which these mostly are, and that of
+    a gradient to the line that called its operator, where recorded shapes have that::
+
+        operators       a   b               lines 3 and 4
+        Backward               B A          line 5, loss.backward(), which has what is between the gradients
     """
     sampled = sampled_steps(profile)
     if sampled is None:
         return pl.DataFrame(schema=LINES)
     samples = samples_by_line(sampled)
     samples, others = samples.filter("is_step"), samples.filter(~pl.col("is_step"))
+    samples = samples.sort("time_ns").join_asof(
+        _gradients(profile),
+        left_on="time_ns",
+        right_on="start_ns",
+        by="thread",
+        check_sortedness=False,
+    )
+    is_gradient = pl.col("time_ns") < pl.col("end_ns")
+    name = pl.when(is_gradient).then("forward").otherwise("name")
+    samples = samples.with_columns(name=pl.coalesce(name, "name"))
     reads = others.filter(pl.Series(called_by(sampled, LOADERS)[others["stack"]], dtype=pl.Boolean))
     most = reads.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name").tail(1)
     if most.height:

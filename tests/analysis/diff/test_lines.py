@@ -31,7 +31,7 @@ from tests.fixtures.findings import (
     training,
 )
 from tests.fixtures.run_directories import run, step_lines
-from tests.fixtures.timeline import EPOCH_NS, Span, span
+from tests.fixtures.timeline import EPOCH_NS, Shapes, Span, span
 
 
 def compared(folder: Path, *stacks: PythonStacks | None) -> Diff:
@@ -172,6 +172,86 @@ def test_code_that_moved_makes_no_step_longer(tmp_path: Path) -> None:
     before = dataclasses.replace(lines((700, FORWARD), (300, 6)), stacks=[*STACKS, [5]])
     diff = compared(tmp_path / "b", before, lines((700, FORWARD), (300, LOGS)))
     assert "Line:" not in headline(diff)
+
+
+def logging_in(folder: Path, num_steps: int, step_ns: float) -> Path:
+    """Return a run of six steps of 1000, some of which log for 400 more, and of steps outside the window."""
+    lengths = [1400] * num_steps + [1000] * (6 - num_steps)
+    samples = [
+        (1, EPOCH_NS + (begin + 50 * number + 25) * US, 50 * US, int(number >= 20), 0)
+        for begin, length in zip(np.cumsum([0, *lengths]).tolist(), lengths)
+        for number in range(length // 50)
+    ]
+    frames = [
+        Frame("__main__", "train.py", f, line, is_own=True)
+        for f, line in (("<module>", 13), ("log", 7))
+    ]
+    stacks = PythonStacks(50 * US, frames, [[0], [1]], np.array(samples, np.int64), SOURCE)
+    steps = thread(lambda at: [op(at, 0, 40)], lengths=lengths)
+    return run(folder, [steps], stacks=[stacks], step_lines=[step_lines(step_ns)])
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "step_ns", "is_named"),
+    [
+        (3, 130e6, False),  # 2.2 standard errors
+        (4, 130e6, True),  # 3.2
+        (4, 100e6, False),
+        (6, 130e6, True),
+    ],
+)
+def test_a_line_that_is_likely_is_named_where_the_step_is_surely_slower(
+    num_steps: int, step_ns: float, is_named: bool, tmp_path: Path
+) -> None:
+    runs = logging_in(tmp_path / "a", 0, 100e6), logging_in(tmp_path / "b", num_steps, step_ns)
+    text = headline(ppprof.diff(*map(ppprof.open, runs)))
+    name = "train.py:7, log(): save(record) (new)"
+    assert (f"Line: {round(400 * num_steps / 6)} us a step more in {name}" in text) == is_named
+
+
+@pytest.mark.parametrize(
+    ("noise", "step_ns", "is_named"),
+    [
+        (0.02, 125e6, True),
+        (0.5, 105e6, True),  # inconclusive: up to half more
+        (0.2, 101e6, False),  # the steps outside the window do not take 40% more
+    ],
+)
+def test_a_change_of_the_window_alone_is_no_change_of_the_run(
+    noise: float, step_ns: float, is_named: bool, tmp_path: Path
+) -> None:
+    runs = [
+        trained(tmp_path / side, {STEP: 1000, **more}, times=[step_lines(each, noise=noise)])
+        for side, more, each in (
+            ("a", {}, 100e6),
+            ("b", {(7, "log", "save(record)"): 250}, step_ns),
+        )
+    ]
+    assert ("Line: 250 us" in headline(ppprof.diff(*map(ppprof.open, runs)))) == is_named
+
+
+def test_the_time_of_a_gradient_is_that_of_the_line_of_its_operator(tmp_path: Path) -> None:
+    """From 500 to 900, a Backward; its gradients of train.py:8 from 550 to 650 and of no known line from 700 to 800."""
+
+    def step(at: int) -> Iterator[Span]:
+        inputs = {"X0": [[4, 4]]}
+        known = Shapes(inputs, {}, 'File "train.py", line 8, in forward')
+        yield op(at, 0, 500)
+        yield op(
+            *(at, 500, 900, "Backward"),
+            op(at, 550, 650, "Global_MatmulGradNode", known),
+            op(at, 700, 800, "Global_AddGradNode"),
+            category="Backward",
+        )
+
+    stacks = lines((500, FORWARD), (400, BACKWARD), (100, LOGS))
+    runs = [run(tmp_path / side, [thread(step)], stacks=[stacks]) for side in "ab"]
+    assert times(ppprof.diff(*map(ppprof.open, runs))) == {
+        "train.py:12: loss = net(batch)": [500, 500],
+        "train.py:13: loss.backward()": [300, 300],
+        "train.py:8, forward()": [100, 100],
+        "train.py:7, log(): save(record)": [100, 100],
+    }
 
 
 @pytest.mark.parametrize(("length", "is_named"), [(90e6, False), (130e6, True)])

@@ -163,6 +163,20 @@ def test_a_square_is_of_one_parameter(tmp_path: Path) -> None:
     assert are_of_one == [True, False, False, True, False] * NUM_STEPS
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_operator_that_casts_an_argument_has_its_gradient(tmp_path: Path, dtype: str) -> None:
+    """It calls itself behind the cast."""
+    weight = paddle.create_parameter([4, 4], "float32")
+    constant = paddle.ones([4, 4], dtype)
+
+    def step(_: int) -> None:
+        (weight * constant).sum().backward()
+
+    found = gradients(tmp_path, step).filter(pl.col("name") == "Global_MultiplyGradNode")
+    assert found["forward_name"].to_list() == ["multiply dygraph"] * NUM_STEPS
+    assert found["shapes"].to_list() == ['{"X0":[[4,4]],"X1":[[4,4]]}'] * NUM_STEPS
+
+
 @pytest.mark.parametrize("way", ["contiguous", "in place"])
 def test_a_call_without_a_node_leaves_that_of_its_argument(tmp_path: Path, way: str) -> None:
     """It may return its argument, or change it without a gradient."""
