@@ -1095,6 +1095,37 @@ def test_unexplained_time_between_two_phases_is_named_by_them(tmp_path):
     assert found.cost_ns == 600 * US
 
 
+@pytest.mark.parametrize(
+    ("lengths", "gap"),
+    [
+        ([200, 200, 200], "step, after Forward, before Backward (train.py:13 to 15)"),
+        ([100, 300, 100], "train.py:14, main()"),
+        ([0, 0, 0], "step, after Forward, before Backward"),
+    ],
+)
+def test_unexplained_time_says_the_lines_that_share_it(lengths, gap, tmp_path):
+    """Of the function that also trains, in lines 12 and 16. A line of so few samples has no finding of its own."""
+
+    def make(at):
+        yield op(at, 0, 100, "Forward", op(at, 0, 100), category="Forward")
+        yield op(at, 700, 1000, "Backward", op(at, 700, 1000), category="Backward")
+
+    frames = [Frame("__main__", "train.py", "main", line, is_own=True) for line in range(12, 17)]
+    frames.append(Frame("json", "/lib/json/__init__.py", "dumps", 9, is_own=False))
+    idle = 600 - sum(lengths)
+    stacks = in_lines(*zip((100, *lengths, idle, 300), (0, 1, 2, 3, 5, 4)), every=100)
+    in_gap = np.isin(stacks.samples[:, 3], (1, 2, 3))
+    stacks = dataclasses.replace(
+        stacks,
+        frames=frames,
+        stacks=[[row] for row in range(len(frames))],
+        samples=stacks.samples[~in_gap | (in_gap.cumsum() <= sum(lengths) // 100)],
+        source={},
+    )
+    found = findings(tmp_path, [thread(make)], stacks=[stacks])
+    assert one("unexplained", found).facts["gap"] == gap
+
+
 def test_another_threads_work_explains_a_wait(tmp_path):
     """As of a backward pass in the engine's thread, for which the training thread waits."""
     main = thread(lambda at: (op(at, 0, 1000, "Backward", category="Backward"),))
