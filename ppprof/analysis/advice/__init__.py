@@ -18,6 +18,7 @@ from ppprof.analysis.advice import (
     products,
     slow_steps,
     trust,
+    uneven_work,
     waiting,
 )
 from ppprof.analysis.advice.discarded_rows import MOST_KEPT
@@ -92,6 +93,15 @@ RULES: tuple[Rule, ...] = (
             "data_ratio": waiting.ALL_OF_IT,
             "reason_ratio": REASON,
             "alike_ratio": ALIKE,
+        },
+    ),
+    Rule(
+        "uneven-work",
+        uneven_work.uneven_work,
+        thresholds={
+            **_TIME,
+            "correlation": uneven_work.LEAST_CORRELATION,
+            "least_steps": uneven_work.LEAST_STEPS,
         },
     ),
     Rule("garbage-collection", beside.garbage_collection, thresholds=_TIME),

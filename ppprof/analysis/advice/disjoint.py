@@ -19,7 +19,7 @@ SYNCHRONISING = "small-collectives"
 WAITING = frozenset(
     (
         *("slow-rank", "stage-imbalance", "slow-link", "pipeline-bubble", "exposed-communication"),
-        SYNCHRONISING,
+        *("uneven-work", SYNCHRONISING),
     )
 )
 """Rules about the time in which ranks wait for each other or communicate."""

@@ -68,6 +68,7 @@ HEAT_TERMS = (
 
 _SECTIONS = {
     "slow-rank": "ranks",
+    "uneven-work": "ranks",
     "slow-link": "communication",
     "exposed-communication": "communication",
     "stage-imbalance": "pipeline",

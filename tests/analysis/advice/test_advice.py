@@ -99,6 +99,7 @@ from tests.fixtures.findings import (
     training_step,
     updating,
     widening,
+    with_work,
 )
 from tests.fixtures.pipelines import OPTIMIZER_NS
 from tests.fixtures.run_directories import run, step_lines
@@ -141,6 +142,7 @@ NEARLY = {
         "topology": FOUR,
     },
     "slow-rank": {"threads": [computing(500), computing(540)]},
+    "uneven-work": {"threads": [with_work(*[500, 518] * 3), with_work(*[518, 500] * 3)]},  # 9
     "garbage-collection": {"threads": [training(450)], "stacks": [collecting(9)]},
     "stage-imbalance": stages(1, 1),
     "remote-wait": {"threads": [calling((0, 795), (795, 1000))]},  # the rank computes meanwhile
