@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import polars as pl
+
 from ppprof.analysis.advice.beside import lines_beside
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
@@ -28,6 +30,10 @@ _UPDATE = "Optimization Step"
 
 LEAST_UNEXPLAINED = 0.05
 """Share of a step. Less time in one place is not worth a search."""
+_FEW_SAMPLES = 3
+"""Fewer samples say nothing about the lines of unexplained time."""
+_MOST_LINES = 50
+"""Longest stretch of lines that is named."""
 
 
 def idle_costs(evidence: Evidence) -> Mapping[str, float]:
@@ -226,7 +232,38 @@ def unexplained(evidence: Evidence) -> list[Finding]:
     gap_ns = facts["gap_ns"]
     if not isinstance(gap_ns, float) or gap_ns < LEAST_UNEXPLAINED * evidence.step_ns:
         return []
+    facts["lines"] = _lines_with_most(evidence)
     return evidence.time_finding("unexplained", gap_ns, "possible", facts, evidence.names("gap"))
+
+
+def _lines_with_most(evidence: Evidence) -> str | None:
+    """Return the first and last line of the function with most of the few samples beside the training; None without one.
+
+    A longer stretch than `_MOST_LINES` may be two functions of one name.
+    """
+    number, function = r"^.+?:([0-9]+)", r"^.+?:[0-9]+(?:, ([^:]+\(\)))?(?::|$)"
+    lines = evidence.names("beside")
+    functions = (
+        lines.group_by(
+            file=pl.col("name").str.extract(r"^(.+?):[0-9]+"),
+            function=pl.col("name").str.extract(function),
+        )
+        .agg(
+            pl.col("calls", "time_ns").sum(),
+            first=pl.col("name").str.extract(number).cast(pl.Int64).min(),
+            last=pl.col("name").str.extract(number).cast(pl.Int64).max(),
+        )
+        .filter(
+            (pl.col("time_ns") > lines["time_ns"].sum() / 2)
+            & (pl.col("calls") * evidence.num_steps >= _FEW_SAMPLES)
+            & (pl.col("last") - pl.col("first") <= _MOST_LINES)
+        )
+        .drop_nulls("file")
+    )
+    if functions.is_empty():
+        return None
+    file, first, last = functions.select("file", "first", "last").row(0)
+    return f"{file}:{first}" + (f" to {last}" if last > first else "")
 
 
 def many_small_operators(evidence: Evidence) -> list[Finding]:

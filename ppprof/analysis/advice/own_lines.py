@@ -229,7 +229,7 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     """Return the names of gaps: those of the lines that run in them, where samples know it.
 
     A gap in which no line has most of the samples has the name of the line that has most of them at
-    its place. If none has, the place says which lines are there: ``step, before Forward (train.py:31 to 40)``.
+    its place.
 
     Args:
         gaps: name (the place), thread, start_ns and end_ns.
@@ -252,39 +252,12 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
         )
         return dict(sums.sort("dur_ns", "name").select(key, "name").iter_rows())
 
-    of_gap, of_place, between = most("gap"), most("place"), _lines_at(found)
+    of_gap, of_place = most("gap"), most("place")
     names = [
-        of_gap.get(number) or of_place.get(place) or place + between.get(place, "")
+        of_gap.get(number) or of_place.get(place) or place
         for number, place in enumerate(gaps["name"].to_list())
     ]
     return pl.Series(names, dtype=pl.String)
-
-
-def _lines_at(found: pl.DataFrame) -> Mapping[str, str]:
-    """Return the first and the last line at each place, in parentheses, of the function with most samples there.
-
-    Args:
-        found: place, name (the line), calls and dur_ns of samples.
-    """
-    parts = found.select(
-        *("place", "calls", "dur_ns"),
-        file=pl.col("name").str.extract(r"^(.+?):[0-9]+"),
-        number=pl.col("name").str.extract(r"^.+?:([0-9]+)").cast(pl.Int64),
-        function=pl.col("name").str.extract(r"^.+?:[0-9]+, ([^:]+\(\))"),
-    ).drop_nulls("number")
-    functions = parts.group_by("place", "file", "function").agg(
-        pl.col("calls", "dur_ns").sum(), first=pl.col("number").min(), last=pl.col("number").max()
-    )
-    functions = functions.with_columns(whole=pl.col("dur_ns").sum().over("place")).filter(
-        (pl.col("dur_ns") >= _MOST * pl.col("whole")) & (pl.col("calls") >= _LEAST_SAMPLES)
-    )
-    return {
-        place: f" ({file}:{first} to {last})"
-        for place, file, first, last in functions.sort("dur_ns")
-        .select("place", "file", "first", "last")
-        .rows()
-        if not place.endswith(")")
-    }
 
 
 def _in_function(sampled: SampledSteps, ends: tuple[str, ...], package: str = "") -> Bool:

@@ -15,6 +15,10 @@ LEAST_CORRELATION = 0.7
 """Of the own times of ranks with their FLOPs, both without the means of steps and of ranks: half of the variance."""
 LEAST_STEPS = 6
 """Fewer steps show no correlation."""
+_SURE = 3.0
+"""Student's t of a correlation that is no chance: 0.83 in six steps of two ranks."""
+_MOST_PER_FLOP = 2.0
+"""Longest time of a further FLOP, in mean times of one: of attention, not all work is known."""
 
 
 def uneven_work(evidence: Evidence) -> list[Finding]:
@@ -26,10 +30,11 @@ def uneven_work(evidence: Evidence) -> list[Finding]:
         0      ######     ###        6
         1      ##         ######     6        means of the ranks: 4 and 4.5; even work would save 1.5
 
-    The work of a rank in a step is its FLOPs, in the time that these take: the slope of own times over FLOPs. The
-    cost is the mean over steps of the most work of a rank, minus the most of any rank's mean: that is the
-    excess of a rank which has more in each step, and `ppprof.analysis.advice.waiting.slow_rank` reports it. It is at
-    most the same difference of the own times. Of several roles, such as pipeline stages, the one with the largest counts.
+    The work of a rank in a step is its FLOPs, in the time that these take: the slope of own times, without data
+    loading, over FLOPs. The cost is the mean over steps of the most work of a rank, minus the most of any rank's mean: that
+    is the excess of a rank which has more in each step, and `ppprof.analysis.advice.waiting.slow_rank` reports it. It is at
+    most the same difference of the own times, and what ranks wait in a step beyond the one that waits least: they
+    may meet in some steps only. Of several roles, such as pipeline stages, the one with the largest cost counts.
     """
     own = evidence.steps
     if own.is_empty():
@@ -39,8 +44,10 @@ def uneven_work(evidence: Evidence) -> list[Finding]:
         for rank, indicators in evidence.typical_indicators.items()
     ]
     roles = roles_of_ranks(evidence.topology, own["rank"].unique())
+    waits_ns = pl.col("step_ns") - own_time(own)
+    loading_ns = pl.col("data_loading_ns").fill_null(0)
     times = (
-        own.select("rank", "step", own_ns=own_time(own))
+        own.select("rank", "step", own_ns=own_time(own) - loading_ns, waits_ns=waits_ns)
         .join(pl.concat(parts), ["rank", "step"])
         .with_columns(role=pl.col("rank").replace_strict(roles, default="", return_dtype=pl.String))
         .drop_nulls()
@@ -56,16 +63,20 @@ def _of_role(evidence: Evidence, role: object, times: pl.DataFrame) -> list[Find
     num_steps = times["step"].n_unique()
     if num_ranks < 2 or num_steps < LEAST_STEPS:
         return []
-    own_ns, flops = (
+    own_ns, waits_ns, flops = (
         times[name].cast(pl.Float64).to_numpy().reshape(num_steps, num_ranks)
-        for name in ("own_ns", "forward_flops")
+        for name in ("own_ns", "waits_ns", "forward_flops")
     )
     of_ranks, of_flops = _deviations(own_ns), _deviations(flops)
     spread = float(np.sqrt((of_ranks**2).sum() * (of_flops**2).sum()))
     together = float((of_ranks * of_flops).sum())
-    if together < LEAST_CORRELATION * spread or not spread:
+    correlation = together / spread if spread else 0.0
+    freedom = num_steps * (num_ranks - 1) - 2
+    is_chance = correlation**2 * freedom < _SURE**2 * (1 - correlation**2)
+    if correlation < LEAST_CORRELATION or is_chance:
         return []
     slope = together / float((of_flops**2).sum())
+    slope = min(slope, _MOST_PER_FLOP * float(own_ns.mean() / flops.mean()))
     most = flops.argmax(axis=1)
     row = np.arange(num_steps)
     others_ns = (own_ns.sum(axis=1) - own_ns[row, most]) / (num_ranks - 1)
@@ -85,7 +96,8 @@ def _of_role(evidence: Evidence, role: object, times: pl.DataFrame) -> list[Find
         "num_changes": int((np.diff(most) != 0).sum()),
         "num_steps": num_steps,
     }
-    cost_ns = min(slope * _gain(flops), _gain(own_ns))
+    beyond_ns = float((waits_ns.mean(axis=1) - waits_ns.min(axis=1)).mean())
+    cost_ns = min(slope * _gain(flops), _gain(own_ns), beyond_ns)
     return evidence.time_finding("uneven-work", cost_ns, "likely", facts, rows)
 
 

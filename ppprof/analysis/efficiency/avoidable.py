@@ -204,8 +204,9 @@ UNUSED_ROWS = {
 }
 """Columns of `unused_rows`."""
 
-_UPDATE_ROWS = ("sgd", "adagrad")
-"""Updates that write only the rows of a sparse gradient; those of Adam do with ``lazy_mode``, others never."""
+_UPDATE_ROWS = ("sgd", "adagrad", "fused_adam")
+"""Updates that write only the rows of a sparse gradient; those of Adam do with ``lazy_mode``, others never. The last one
+has several parameters, none of which has a sparse gradient."""
 
 
 def unused_rows(profile: Profile) -> pl.DataFrame:
@@ -222,7 +223,8 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
 
     - tables without gradients, and those in another product or gradient, such as that of a shared last
       layer: it has all rows;
-    - tables whose gradients are sparse already, but for their updates in all rows nevertheless;
+    - tables whose gradients are sparse already, but for their updates in all rows nevertheless, in a trace
+      without device events: what others take on a device was not measured;
     - products whose first input may be another one than the ``one_hot``: an operator takes its shape;
     - updates of a table of which a step has only gradients: how many steps they add is unknown.
 
@@ -250,7 +252,8 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     # Of Adam, the attributes say whether it updates all rows: those of the first call stand for all.
     attributes = profile.trace.events["attributes"].gather(calls["row"]).cast(pl.String)
     known = calls.select("name", attributes=attributes).drop_nulls()
-    known = known.filter(pl.col("name").is_in(list(sparse))).unique("name", keep="first")
+    updates = list(sparse) if profile.tree.devices.is_empty() else []
+    known = known.filter(pl.col("name").is_in(updates)).unique("name", keep="first")
     in_all_rows = {
         kind: _rows_of_gradient(others[kind][1])
         for kind, text in known.rows()

@@ -26,6 +26,14 @@ EVEN = [600] * 8
         ([with_work(*TURNS, flops=EVEN), with_work(*TURNS[::-1], flops=EVEN)], 0),
         # Times go with the FLOPs of the other rank.
         ([with_work(*TURNS, flops=TURNS[::-1]), with_work(*TURNS[::-1], flops=TURNS)], 0),
+        # 1% more FLOPs are no reason for three times as long.
+        (
+            [
+                with_work(*TURNS, flops=[1000, 1010] * 4),
+                with_work(*TURNS[::-1], flops=[1010, 1000] * 4),
+            ],
+            0,
+        ),
         # Both have more in the same step.
         ([with_work(*TURNS), with_work(*TURNS)], 0),
         ([with_work(*TURNS)], 0),
