@@ -194,10 +194,10 @@ def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:
     """Return the comparison of two runs' costs.
 
     If only one run links gradients to forward modules, the gradients of neither run are attributed
-    to modules. Otherwise every module would differ between the runs.
+    to modules and lines. Otherwise every module would differ between the runs.
     """
     recorded = [side for side in (baseline, experiment) if side.frameworks]
-    if len({side.has_forward_links for side in recorded}) > 1:
+    if len({side.attributes_gradients for side in recorded}) > 1:
         return Diff(baseline.without_attribution(), experiment.without_attribution())
     return Diff(baseline, experiment)
 
@@ -308,7 +308,10 @@ class _Sums:
                 kind: [pl.DataFrame(schema={"window": pl.Int64, **schema})]
                 for kind, schema in BY_NAME.items()
             },
-            "lines": [pl.DataFrame(schema={"window": pl.Int64, **_LINES})],
+            **{
+                kind: [pl.DataFrame(schema={"window": pl.Int64, **_LINES})]
+                for kind in ("lines", "unattributed_lines")
+            },
             "modules": [pl.DataFrame(schema=modules)],
             "unattributed_modules": [pl.DataFrame(schema=modules)],
         }
@@ -325,9 +328,13 @@ class _Sums:
         steps: StepRange | None,
     ) -> None:
         """Add the costs of one window, whose rank is in a pipeline stage, to the sums of the run."""
+        lines = [
+            each.with_columns(rank=pl.lit(rank, pl.Int64)).select(*_LINES)
+            for each in (window_costs.lines, window_costs.unattributed_lines)
+        ]
         parts = {
             **{kind: getattr(window_costs, kind) for kind in BY_NAME},
-            "lines": window_costs.lines.with_columns(rank=pl.lit(rank, pl.Int64)).select(*_LINES),
+            **dict(zip(("lines", "unattributed_lines"), lines)),
             "modules": _module_calls(window_costs.modules, stage),
             "unattributed_modules": _module_calls(window_costs.unattributed_modules, stage),
         }

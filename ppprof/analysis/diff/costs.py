@@ -85,6 +85,8 @@ class Costs(NamedTuple):
     """The result of `ppprof.analysis.ranks.collectives.collectives_of`, for `with_rank`."""
     lines: pl.DataFrame
     """The result of `lines_by_step`."""
+    unattributed_lines: pl.DataFrame
+    """``lines`` in which gradients are time of the line that calls the Backward."""
     operators: pl.DataFrame
     """Columns of `OPERATORS`: sums of `operator_calls`."""
     kernels: pl.DataFrame
@@ -131,6 +133,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
         breakdown(profile),
         collectives_of(profile),
         lines_by_step(profile),
+        lines_by_step(profile, attribute_backward=False),
         operators.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum()),
         _kernel_costs(profile, naming),
         _collective_costs(profile),

@@ -54,6 +54,8 @@ class RunCosts:
     columns of `machine_load`; no rows if the run has no step times."""
     lines: pl.DataFrame
     """Columns of `ppprof.analysis.profile.python_lines.LINES`, and rank."""
+    unattributed_lines: pl.DataFrame
+    """``lines`` in which gradients are time of the line that calls the Backward."""
     operators: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame
@@ -84,13 +86,20 @@ class RunCosts:
     """Each rank's position on each axis, keyed by rank, then axis; empty if the topology is
     unknown."""
 
+    @property
+    def attributes_gradients(self) -> bool:
+        """Whether gradients are attributed to modules or lines of the forward pass."""
+        return self.has_forward_links or not self.lines.equals(self.unattributed_lines)
+
     def without_attribution(self) -> RunCosts:
-        """Return a copy whose ``modules`` are ``unattributed_modules``."""
-        return dataclasses.replace(self, modules=self.unattributed_modules)
+        """Return a copy whose ``modules`` and ``lines`` are the unattributed ones."""
+        return dataclasses.replace(
+            self, modules=self.unattributed_modules, lines=self.unattributed_lines
+        )
 
     def without_windows(self) -> RunCosts:
         """Return a copy with nothing but the step times."""
-        tables = ("steps", "modules", "unattributed_modules", *VALUES)
+        tables = ("steps", "modules", "unattributed_modules", "unattributed_lines", *VALUES)
         return dataclasses.replace(self, **{name: getattr(self, name).clear() for name in tables})
 
     @cached_property

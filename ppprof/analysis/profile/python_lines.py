@@ -186,12 +186,13 @@ def _gradients(profile: Profile) -> pl.DataFrame:
     return found.with_columns(forward=forward).sort("start_ns")
 
 
-def lines_by_step(profile: Profile) -> pl.DataFrame:
+def lines_by_step(profile: Profile, *, attribute_backward: bool = True) -> pl.DataFrame:
     """Return the time of each line of the user's code in each step, by samples of threads that end steps.
 
     Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`. Time that
     waits for other threads or processes to read data belongs to the line in which these mostly are, and that of
-    a gradient to the line that called its operator, where recorded shapes have that::
+    a gradient to the line that called its operator, where recorded shapes have that, and unless
+    ``attribute_backward`` is False::
 
         operators       a   b               lines 3 and 4
         Backward               B A          line 5, loss.backward(), which has what is between the gradients
@@ -201,8 +202,9 @@ def lines_by_step(profile: Profile) -> pl.DataFrame:
         return pl.DataFrame(schema=LINES)
     samples = samples_by_line(sampled)
     samples, others = samples.filter("is_step"), samples.filter(~pl.col("is_step"))
+    gradients = _gradients(profile)
     samples = samples.sort("time_ns").join_asof(
-        _gradients(profile),
+        gradients if attribute_backward else gradients.clear(),
         left_on="time_ns",
         right_on="start_ns",
         by="thread",
@@ -218,7 +220,8 @@ def lines_by_step(profile: Profile) -> pl.DataFrame:
         waits &= ~called_by(sampled, LOADERS)[samples["stack"].to_numpy()]
         name = pl.when(pl.Series(waits)).then(pl.lit(most["name"][0])).otherwise("name")
         samples = samples.with_columns(name=name)
-    return samples.group_by("name", "step").agg(time_ns=pl.col("dur_ns").sum()).select(*LINES)
+    times = samples.group_by("name", "step").agg(time_ns=pl.col("dur_ns").sum())
+    return times.select(*LINES).sort("step", "name")
 
 
 PYTHON = {

@@ -500,6 +500,7 @@ def side(**overview):
         "unattributed_modules": modules,
     }
     empty["unattributed_modules"] = empty["modules"]
+    empty["unattributed_lines"] = empty["lines"]
     return RunCosts("run", **{**empty, **overview})
 
 

@@ -233,23 +233,31 @@ def test_a_change_of_the_window_alone_is_no_change_of_the_run(
 def test_the_time_of_a_gradient_is_that_of_the_line_of_its_operator(tmp_path: Path) -> None:
     """From 500 to 900, a Backward; its gradients of train.py:8 from 550 to 650 and of no known line from 700 to 800."""
 
-    def step(at: int) -> Iterator[Span]:
-        inputs = {"X0": [[4, 4]]}
-        known = Shapes(inputs, {}, 'File "train.py", line 8, in forward')
+    def step(at: int, has_shapes: bool) -> Iterator[Span]:
+        known = Shapes({"X0": [[4, 4]]}, {}, 'File "train.py", line 8, in forward')
         yield op(at, 0, 500)
         yield op(
             *(at, 500, 900, "Backward"),
-            op(at, 550, 650, "Global_MatmulGradNode", known),
+            op(at, 550, 650, "Global_MatmulGradNode", *[known] * has_shapes),
             op(at, 700, 800, "Global_AddGradNode"),
             category="Backward",
         )
 
     stacks = lines((500, FORWARD), (400, BACKWARD), (100, LOGS))
-    runs = [run(tmp_path / side, [thread(step)], stacks=[stacks]) for side in "ab"]
-    assert times(ppprof.diff(*map(ppprof.open, runs))) == {
+    runs = [
+        run(tmp_path / side, [thread(partial(step, has_shapes=side != "c"))], stacks=[stacks])
+        for side in "abc"
+    ]
+    assert times(ppprof.diff(*runs[:2])) == {
         "train.py:12: loss = net(batch)": [500, 500],
         "train.py:13: loss.backward()": [300, 300],
         "train.py:8, forward()": [100, 100],
+        "train.py:7, log(): save(record)": [100, 100],
+    }
+    # Of a run without shapes, whose gradients these are is unknown: no line differs for that.
+    assert times(ppprof.diff(*runs[1:])) == {
+        "train.py:12: loss = net(batch)": [500, 500],
+        "train.py:13: loss.backward()": [400, 400],
         "train.py:7, log(): save(record)": [100, 100],
     }
 
