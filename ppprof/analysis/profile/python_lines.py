@@ -9,6 +9,7 @@ user's: time in Paddle, in a package or in Python's library belongs to the line 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -170,8 +171,22 @@ def called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
     return np.array([*called, False])
 
 
+def _in_backward(sampled: SampledSteps) -> Bool:
+    """Return in which stacks Paddle's ``backward`` runs, and none of the user's hooks in it; shape (stacks + 1,)."""
+    frames, runs = sampled.stacks.frames, []
+    for stack in sampled.stacks.stacks:
+        inner = itertools.takewhile(lambda row: not frames[row].is_own, stack)
+        runs.append(any(frames[row].function.endswith(_BACKWARD) for row in inner))
+    return np.array([*runs, False])
+
+
 LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
 """Columns of `lines_by_step`."""
+_BACKWARD = ("backward", "grad")
+"""Ends of the names of functions that compute gradients."""
+_LEAST_LINKED = 0.9
+"""Share of the time of gradients whose lines are known, from which on they are attributed: another run may know those
+of others."""
 
 
 def _gradients(profile: Profile) -> pl.DataFrame:
@@ -184,6 +199,20 @@ def _gradients(profile: Profile) -> pl.DataFrame:
     lines = call_lines(profile, called)
     forward = called.cast(pl.String).replace_strict(lines, default=None, return_dtype=pl.String)
     return found.with_columns(forward=forward).sort("start_ns")
+
+
+def _attributed(samples: pl.DataFrame, gradients: pl.DataFrame, in_backward: Bool) -> pl.DataFrame:
+    """Return the samples with the names of the lines whose gradients run."""
+    length_ns = pl.col("end_ns") - pl.col("start_ns")
+    linked = gradients.drop_nulls("forward").select(length_ns.sum()).item()
+    if linked < _LEAST_LINKED * gradients.select(length_ns.sum()).item():
+        return samples
+    samples = samples.sort("time_ns").join_asof(
+        gradients, left_on="time_ns", right_on="start_ns", by="thread", check_sortedness=False
+    )
+    is_own = pl.Series(in_backward[samples["stack"].to_numpy()])
+    name = pl.when(is_own & (pl.col("time_ns") < pl.col("end_ns"))).then("forward")
+    return samples.with_columns(name=pl.coalesce(name, "name"))
 
 
 def lines_by_step(profile: Profile, *, attribute_backward: bool = True) -> pl.DataFrame:
@@ -202,17 +231,8 @@ def lines_by_step(profile: Profile, *, attribute_backward: bool = True) -> pl.Da
         return pl.DataFrame(schema=LINES)
     samples = samples_by_line(sampled)
     samples, others = samples.filter("is_step"), samples.filter(~pl.col("is_step"))
-    gradients = _gradients(profile)
-    samples = samples.sort("time_ns").join_asof(
-        gradients if attribute_backward else gradients.clear(),
-        left_on="time_ns",
-        right_on="start_ns",
-        by="thread",
-        check_sortedness=False,
-    )
-    is_gradient = pl.col("time_ns") < pl.col("end_ns")
-    name = pl.when(is_gradient).then("forward").otherwise("name")
-    samples = samples.with_columns(name=pl.coalesce(name, "name"))
+    if attribute_backward:
+        samples = _attributed(samples, _gradients(profile), _in_backward(sampled))
     reads = others.filter(pl.Series(called_by(sampled, LOADERS)[others["stack"]], dtype=pl.Boolean))
     most = reads.group_by("name").agg(pl.col("dur_ns").sum()).sort("dur_ns", "name").tail(1)
     if most.height:

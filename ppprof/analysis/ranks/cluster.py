@@ -64,7 +64,7 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
     device = roof_of(profile.trace).device
     link = device.link_bandwidth if device is not None else None
     tables = parts, collectives_of(profile), passes(profile)
-    return RankAnalysis(*tables, has_steps, link, lines_by_step(profile))
+    return RankAnalysis(*tables, has_steps, link, lines_by_step(profile, attribute_backward=False))
 
 
 @dataclass(frozen=True)

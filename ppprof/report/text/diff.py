@@ -50,7 +50,8 @@ baseline. +-: standard error of the delta over steps."""
 _NOTES = {
     "line": """
 Time: by samples of Python stacks, of the line without the lines that it calls; waits for data belong to the line
-that reads it. 7 -> 9: its number has changed.""",
+that reads it, gradients to the line that called their operator if both runs know it. 7 -> 9: its number has
+changed.""",
     "op": " Self: without the operators it calls. GPU: kernels, copies and memsets that it launched.",
     "kernel": "",
     "dist": """

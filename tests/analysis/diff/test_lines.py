@@ -22,6 +22,7 @@ from tests.fixtures.findings import (
     BACKWARD,
     FORWARD,
     LOGS,
+    OWN,
     STACKS,
     UPDATE,
     US,
@@ -231,7 +232,10 @@ def test_a_change_of_the_window_alone_is_no_change_of_the_run(
 
 
 def test_the_time_of_a_gradient_is_that_of_the_line_of_its_operator(tmp_path: Path) -> None:
-    """From 500 to 900, a Backward; its gradients of train.py:8 from 550 to 650 and of no known line from 700 to 800."""
+    """From 500 to 900, a Backward; its gradients of train.py:8 from 550 to 650, and of no known line from 700 to 710.
+
+    A hook of the training's own runs in the first 50 of the former.
+    """
 
     def step(at: int, has_shapes: bool) -> Iterator[Span]:
         known = Shapes({"X0": [[4, 4]]}, {}, 'File "train.py", line 8, in forward')
@@ -239,11 +243,19 @@ def test_the_time_of_a_gradient_is_that_of_the_line_of_its_operator(tmp_path: Pa
         yield op(
             *(at, 500, 900, "Backward"),
             op(at, 550, 650, "Global_MatmulGradNode", *[known] * has_shapes),
-            op(at, 700, 800, "Global_AddGradNode"),
+            op(at, 700, 710, "Global_AddGradNode"),
             category="Backward",
         )
 
-    stacks = lines((500, FORWARD), (400, BACKWARD), (100, LOGS))
+    hook = len(STACKS)
+    stacks = lines((500, FORWARD), (50, BACKWARD), (50, hook), (300, BACKWARD), (100, LOGS))
+    backward = Frame("paddle.autograd", "/paddle.py", "Tensor.backward", 9, is_own=False)
+    calls = [[len(OWN), *STACKS[row]] if row == BACKWARD else STACKS[row] for row in range(hook)]
+    stacks = dataclasses.replace(
+        stacks,
+        frames=[*OWN, backward],
+        stacks=[*calls, [STACKS[LOGS][0], len(OWN), *STACKS[BACKWARD]]],
+    )
     runs = [
         run(tmp_path / side, [thread(partial(step, has_shapes=side != "c"))], stacks=[stacks])
         for side in "abc"
@@ -251,14 +263,14 @@ def test_the_time_of_a_gradient_is_that_of_the_line_of_its_operator(tmp_path: Pa
     assert times(ppprof.diff(*runs[:2])) == {
         "train.py:12: loss = net(batch)": [500, 500],
         "train.py:13: loss.backward()": [300, 300],
-        "train.py:8, forward()": [100, 100],
-        "train.py:7, log(): save(record)": [100, 100],
+        "train.py:8, forward()": [50, 50],
+        "train.py:7, log(): save(record)": [150, 150],
     }
     # Of a run without shapes, whose gradients these are is unknown: no line differs for that.
     assert times(ppprof.diff(*runs[1:])) == {
         "train.py:12: loss = net(batch)": [500, 500],
-        "train.py:13: loss.backward()": [400, 400],
-        "train.py:7, log(): save(record)": [100, 100],
+        "train.py:13: loss.backward()": [350, 350],
+        "train.py:7, log(): save(record)": [150, 150],
     }
 
 
