@@ -31,13 +31,13 @@ def uneven_work(evidence: Evidence) -> list[Finding]:
         1      ##         ######     6        means of the ranks: 4 and 4.5; even work would save 1.5
 
     The work of a rank in a step is its FLOPs, in the time that these take: the slope of own times, without data
-    loading, over FLOPs. The cost is the mean over steps of the most work of a rank, minus the most of any rank's mean: that
-    is the excess of a rank which has more in each step, and `ppprof.analysis.advice.waiting.slow_rank` reports it. It is at
+    loading, over FLOPs. The cost is the mean over steps of the most work of a rank, minus the largest mean of a rank: what
+    one rank has more in each step is reported by `ppprof.analysis.advice.waiting.slow_rank`. The cost is at
     most the same difference of the own times, and what ranks wait in a step beyond the one that waits least: they
     may meet in some steps only. Of several roles, such as pipeline stages, the one with the largest cost counts.
     """
     own = evidence.steps
-    if own.is_empty():
+    if own.is_empty() or not evidence.typical_indicators:
         return []
     parts = [
         indicators.steps.select("step", "forward_flops", rank=pl.lit(rank, pl.Int64))

@@ -202,7 +202,7 @@ def _gradients(profile: Profile) -> pl.DataFrame:
 
 
 def _attributed(samples: pl.DataFrame, gradients: pl.DataFrame, in_backward: Bool) -> pl.DataFrame:
-    """Return the samples with the names of the lines whose gradients run."""
+    """Return the samples with the names of the lines whose gradients run; as they are if few of these are known."""
     length_ns = pl.col("end_ns") - pl.col("start_ns")
     linked = gradients.drop_nulls("forward").select(length_ns.sum()).item()
     if linked < _LEAST_LINKED * gradients.select(length_ns.sum()).item():
@@ -210,8 +210,8 @@ def _attributed(samples: pl.DataFrame, gradients: pl.DataFrame, in_backward: Boo
     samples = samples.sort("time_ns").join_asof(
         gradients, left_on="time_ns", right_on="start_ns", by="thread", check_sortedness=False
     )
-    is_own = pl.Series(in_backward[samples["stack"].to_numpy()])
-    name = pl.when(is_own & (pl.col("time_ns") < pl.col("end_ns"))).then("forward")
+    runs_backward = pl.Series(in_backward[samples["stack"].to_numpy()])
+    name = pl.when(runs_backward & (pl.col("time_ns") < pl.col("end_ns"))).then("forward")
     return samples.with_columns(name=pl.coalesce(name, "name"))
 
 
@@ -219,9 +219,9 @@ def lines_by_step(profile: Profile, *, attribute_backward: bool = True) -> pl.Da
     """Return the time of each line of the user's code in each step, by samples of threads that end steps.
 
     Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`. Time that
-    waits for other threads or processes to read data belongs to the line in which these mostly are, and that of
-    a gradient to the line that called its operator, where recorded shapes have that, and unless
-    ``attribute_backward`` is False::
+    waits for other threads or processes to read data belongs to the line in which these mostly are. Time of a
+    gradient belongs to the line that called its operator, if that is known for nearly all gradients, and
+    ``attribute_backward``; a hook of the user's that runs in it is time of the hook's line::
 
         operators       a   b               lines 3 and 4
         Backward               B A          line 5, loss.backward(), which has what is between the gradients
