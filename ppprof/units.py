@@ -111,7 +111,8 @@ MOST_CHARACTERS = 80
 def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     """Return a name of at most ``limit`` characters, without the parts of C++ that say little.
 
-    A name that fits is unchanged. A line of source loses its end. Any other longer name loses its mangling,
+    A name that fits is unchanged. A line of source loses its end, and as many folders as hide the line and
+    its function. Any other longer name loses its mangling,
     return type, parameters, and the namespaces of template arguments; then the last of these
     arguments, as far as need be, and at last its middle.
 
@@ -123,13 +124,21 @@ def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     'at::native::reduce_kernel<ReduceOp, MeanOps>'
     >>> short_name("train.py:7, log(): file.write(json.dumps(weights))", 30)
     'train.py:7, log(): file.write…'
+    >>> short_name("Net (/home/user/project/models/encoder.py:73, forward(): self.dense(x))", 40)
+    'Net (…/models/encoder.py:73, forward():…'
     >>> short_name("a" * 20 + "b" * 20, 11)
     'aaaaa…bbbbb'
     """
     if len(name) <= limit:
         return name
-    if _SOURCE_LINE.search(name):
-        return f"{name[: limit - 1]}…"
+    place = _SOURCE_LINE.search(name)
+    if place:
+        over = place.end() - limit + 2
+        folder = place["folders"].find("/", max(over, 0))
+        if over > 0 and folder >= 0:
+            begin, end = place.span("folders")
+            name = f"{name[:begin]}…{place['folders'][folder:]}{name[end:]}"
+        return name if len(name) <= limit else f"{name[: limit - 1]}…"
     plain, arguments = _plain(name)
     text = f"{plain}{arguments}"
     if len(text) <= limit:
@@ -179,7 +188,7 @@ def _without_middle(name: str, limit: int) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
 
 
-_SOURCE_LINE = re.compile(r"\.py:\d+")
+_SOURCE_LINE = re.compile(r"(?P<folders>(?:[^\s(/]*/)*)[^\s(/]*\.py:\d+(?:, [\w.<>]+\(\))?")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|::operator\(\)")
 _RETURN_TYPE = re.compile(r"\A(?:void|std::enable_if\S*) ")
 _PARAMETERS = re.compile(r"(?<=[\w>})])\([^()]*\)(?: const)?(?: \[clone[^]]*\])?| \(\*\)")

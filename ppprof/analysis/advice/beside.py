@@ -44,7 +44,9 @@ def beside_training(evidence: Evidence) -> list[Finding]:
         line = own["name"][0]
         of_lines = reads.join(own, "name", "semi")
         is_known = of_lines.join(shared, "name", "semi").is_empty()
-        is_alone = own.height == 1
+        is_whole = line == statement  # the line with all that it calls, the other lines among it
+        is_alone = own.height == 1 or is_whole
+        is_shared = line in shared["name"] or (is_whole and own.height > 1)
         facts: dict[str, Fact] = {
             "num_reads": _sum_or_none(of_lines["calls"]) if is_known else None,
             "line": line,
@@ -52,7 +54,7 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "statement": None if is_alone else str(statement),
             "beside_ns": time_ns,
             "samples": samples,
-            **_functions(evidence, line, own["time_ns"][0], is_shared=line in shared["name"]),
+            **_functions(evidence, line, own["time_ns"][0], is_shared=is_shared),
         }
         compiled_ns = float(compiling.join(own, "name", "semi")["time_ns"].sum())
         if compiled_ns > time_ns / 2:

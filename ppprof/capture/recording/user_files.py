@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -21,7 +21,8 @@ model, and all that a script has of both may be the one line ``trainer.train()``
 class UserFiles(dict[str, "tuple[str, bool]"]):
     """Path of a file, and whether it is the user's, by the path in its code.
 
-    The path is relative to a folder, of one of `TRAINERS` to where packages are installed.
+    The path is relative to a folder, of one of `TRAINERS` to where packages are installed. It stays
+    absolute if they have no more than one folder below the root in common.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,11 +49,19 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
             trainer = _OF_TRAINER.search(str(resolved))
             if trainer:
                 shown, is_own = trainer["shown"], True
-        with suppress(ValueError):
-            shown = str((self.folder / path).relative_to(self.folder))
+        if shown is file and not file.startswith("<"):
+            shown = self._relative(path, is_own=is_own)
         self.places[shown] = (self.folder / path).resolve()
         self[file] = shown, is_own
         return self[file]
+
+    def _relative(self, path: Path, *, is_own: bool) -> str:
+        """Return a path as it leads there from the folder: ``../models/net.py``."""
+        absolute = os.path.normpath(self.folder / path)
+        has_common = len(Path(os.path.commonpath((absolute, self.folder))).parts) > 2
+        if self.folder in Path(absolute).parents or (is_own and has_common):
+            return os.path.relpath(absolute, self.folder)
+        return str(path)
 
 
 def raised_at(error: BaseException, files: UserFiles) -> str:

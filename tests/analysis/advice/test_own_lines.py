@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.advice.beside import beside_training
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.own_lines import starts_beside
 from ppprof.analysis.advice.unexplained import host_time
@@ -927,6 +928,20 @@ def soften(line: int) -> Frame:
     return Frame("loss", "loss.py", "soften", line, True)
 
 
+def test_a_statement_that_is_named_has_the_time_of_the_other_lines_that_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what the statement calls is in one line, the other half in many."""
+    lines_of = {"name": [LOG, "log.py:3, dump()"], "samples": [30, 20], "time_ns": [300e3, 200e3]}
+    rows = pl.DataFrame({"statement": [LOG, LOG], **lines_of})
+    monkeypatch.setitem(beside_training.__globals__, "lines_beside", lambda _: rows)
+    folder = run(tmp_path / "log", [training(450)], stacks=[logging()])
+    (found,) = (f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training")
+    facts = found.facts
+    assert (found.cost_ns, facts["line"], facts["statement"]) == (500 * US, LOG, None)
+    assert (facts["line_ns"], facts["function_1"]) == (None, None)
+
+
 def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
     tmp_path: Path,
 ) -> None:
@@ -939,14 +954,14 @@ def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
         (300 * US, "loss.py, soften()"),
         (250 * US, None),
     ]
-    assert "of it; the rest in other lines of loss.py, soften()" in "".join(
+    assert "of it; the rest elsewhere in loss.py, soften()" in "".join(
         render_findings(found, verbose=True)
     )
-    named = "30% in loss.py:3, soften() (and other lines of loss.py, soften())"
+    named = "30% in loss.py:3, soften() (and elsewhere in loss.py, soften())"
     assert verdict(1000 * US, found) == (
         f"recorded step 1 ms: {named}, 25% in train.py:15: log(step)"
     )
-    assert "30% loss.py:3, soften()（以及 loss.py, soften() 的其他行）" in verdict(
+    assert "30% loss.py:3, soften()（以及 loss.py, soften() 的别处）" in verdict(
         1000 * US, found, "zh"
     )
 

@@ -26,6 +26,7 @@ USER, DEBIAN = (
         ("/home/me/train.py", "train.py", True),
         ("/home/me/lib/net.py", "lib/net.py", True),
         ("/home/other/net.py", "/home/other/net.py", True),
+        ("/opt/net.py", "/opt/net.py", True),
         (f"{SITE}/numpy/core.py", f"{SITE}/numpy/core.py", False),
         (f"{SITE}/paddleformers/trainer/trainer.py", "paddleformers/trainer/trainer.py", True),
         (f"{SITE}/paddlenlp_tools/a.py", f"{SITE}/paddlenlp_tools/a.py", False),
@@ -40,6 +41,23 @@ USER, DEBIAN = (
 )
 def test_the_users_files_and_those_of_trainers_are_own(file: str, shown: str, is_own: bool) -> None:
     assert UserFiles(Path("/home/me"))[file] == (shown, is_own)
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/me/project/nets/encoder.py", "../../nets/encoder.py"),
+        ("/home/me/project/examples/gpt/train.py", "train.py"),
+        (
+            "/home/me/project/.venv/lib/python3.11/site-packages/numpy/core.py",
+            "/home/me/project/.venv/lib/python3.11/site-packages/numpy/core.py",
+        ),
+    ],
+)
+def test_a_file_of_the_project_above_the_working_directory_is_shown_from_there(
+    file: str, shown: str
+) -> None:
+    assert UserFiles(Path("/home/me/project/examples/gpt"))[file][0] == shown
 
 
 def test_an_exception_is_at_the_users_innermost_line() -> None:
