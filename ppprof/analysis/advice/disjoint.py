@@ -179,7 +179,7 @@ def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
             known_ns += other.share * finding.cost_ns / finding.share if other.share else 0.0
         if finding.facts["basis"] == RECORDED:
             continue
-        if cause == "collection" and other.rule == "garbage-collection":
+        if cause in ("collection", "collections") and other.rule == "garbage-collection":
             known_ns += other.cost_ns or 0.0
         if cause == "line" and other.rule in PARTED:
             times = dict(other.evidence.select("name", "time_ns").iter_rows())

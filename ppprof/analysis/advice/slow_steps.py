@@ -34,6 +34,9 @@ LONG_NS = 100_000_000
 _BY_CHANCE = 0.01
 """If slow steps came at random, a window that has none would be as improbable: they are in one stretch."""
 
+_NEARLY_ALL = 0.9
+"""Share of the steps at a distance that are slow. Others are as long by chance, or have been left out."""
+
 EVEN = 3
 """Least number of slow steps that can be called even."""
 
@@ -71,15 +74,19 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     excess_ns = mean_of(slow, "step_ns") - typical_ns
     place = _place(evidence, excess_ns)
     starts, starts_every = _starts(evidence, slow, typical)
-    place |= starts
+    collections = {} if starts else _collections(evidence, slow)
+    place |= starts | collections
     every = distance_of(large) or starts_every or _distance_of_line(evidence, place)
-    if basis != RECORDED and place["wording"] in (None, "part") and every is None:
+    most_every = None if every else period_of(slow, steps)
+    is_even = every is not None or most_every is not None
+    if basis != RECORDED and place["wording"] in (None, "part") and not is_even:
         place |= _lock(evidence, excess_ns)
     facts: dict[str, Fact] = {
         "num_slow": slow.height,
         "num_steps": steps.height,
         "slow_steps": ", ".join(map(str, slow["step"].head(10))) + ", ..." * (slow.height > 10),
         "every": every,
+        "most_every": most_every,
         "slow_ns": mean_of(slow, "step_ns"),
         "typical_ns": typical_ns,
         **place,
@@ -87,13 +94,16 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
     )
-    unsure = "likely" if starts else "possible"
-    confidence = unsure if every is None else "sure"
+    unsure = "likely" if starts or most_every else "possible"
+    confidence = "sure" if every is not None or collections else unsure
     findings = evidence.time_finding(
         "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
     )
     is_long = bool((large["excess_ns"] >= LONG_NS).any())
-    worst = _worst(every, is_long=is_long, num=large.height)
+    worst = _worst(is_even=is_even, is_long=is_long, num=large.height)
+    if collections and not is_even:  # each is known, but how often they come is not, of few
+        num: int = place["num_begin"]  # type: ignore[assignment]
+        worst = ("minor", "moderate", "major")[min(num, EVEN) - 1]
     if place["part"] == "computation" and evidence.first_name("line"):
         worst = "minor"  # where lines are known, one would be named for anything but training
     num_recorded = 0 if evidence.all_steps.is_empty() else evidence.all_steps["step"].n_unique()
@@ -143,6 +153,26 @@ def _starts(
     return facts, distance_of(times.filter(pl.col("starting_ns") >= max(1.0, least_ns)))
 
 
+def _collections(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
+    """Return that Python collects garbage in slow steps; empty unless that has half of what they take longer.
+
+    The step log knows it of all steps: a window seldom has such a step.
+    """
+    times = evidence.step_times.group_by("step").agg(pl.col("collection_ns").max())
+    excess_ns = pl.col("excess_ns")
+    took_ns = pl.min_horizontal("collection_ns", excess_ns)
+    collecting = slow.join(times, "step").filter(took_ns >= ALL_OF_IT * excess_ns)
+    if collecting["excess_ns"].sum() < slow["excess_ns"].sum() / 2:
+        return {}
+    return {
+        **dict.fromkeys(("gap", "part", "part_ns", "flops_factor")),
+        "num_begin": collecting.height,
+        "gap_ns": mean_of(collecting, "collection_ns"),
+        "wording": "collections",
+        "remedy": "code-collection",
+    }
+
+
 def _waiting(evidence: Evidence, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps that are long because their thread waits for a processor, which others use."""
     wait_ns = pl.col("processor_wait_ns")
@@ -156,6 +186,39 @@ def distance_of(steps: pl.DataFrame) -> int | None:
     """Return the distance of steps that come evenly; None if they do not, or are few."""
     distances = np.unique(np.diff(np.unique(steps["step"].to_numpy())))
     return int(distances[0]) if steps.height >= EVEN and len(distances) == 1 else None
+
+
+def period_of(slow: pl.DataFrame, steps: pl.DataFrame) -> int | None:
+    """Return after how many steps slow ones come that have most of the excess, though others come between; None if they do not.
+
+    ::
+
+        steps   ....#....#.#..#....#       each fifth is slow, and another by chance: 5
+
+    Nearly all steps at that distance are slow, and that so many would be by chance is improbable.
+
+    Args:
+        slow: steps with excess_ns.
+        steps: all steps, slow ones among them.
+    """
+    excess_ns = slow.group_by("step").agg(pl.col("excess_ns").max()).sort("step")
+    number, excess = excess_ns["step"].to_numpy(), excess_ns["excess_ns"].to_numpy()
+    every_step = steps["step"].unique().to_numpy()
+    chance = len(number) / len(every_step)
+    distances = np.unique(np.concatenate([np.diff(number, n=1), number[2:] - number[:-2]]))
+    best: tuple[float, int] | None = None
+    for distance in distances[distances > 1].tolist():
+        for first in np.unique(number % distance).tolist():
+            is_hit = number % distance == first
+            num_hits = int(is_hit.sum())
+            num_expected = int((every_step % distance == first).sum())
+            is_chance = len(distances) * distance * chance**num_hits >= _BY_CHANCE
+            if num_hits < max(EVEN, _NEARLY_ALL * num_expected) or is_chance:
+                continue
+            share = float(excess[is_hit].sum() / excess.sum())
+            if share >= ALL_OF_IT and (best is None or share > best[0]):
+                best = share, distance
+    return best[1] if best else None
 
 
 def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | None:
@@ -179,9 +242,9 @@ def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | No
     return distance if distance > 1 and num_expected <= 2 * len(numbers) else None
 
 
-def _worst(every: int | None, *, is_long: bool, num: int) -> str:
+def _worst(*, is_even: bool, is_long: bool, num: int) -> str:
     """Return the worst severity of slow steps, since chance explains some of them."""
-    if every is not None:
+    if is_even:
         return "major"
     return ("major" if num > 1 else "moderate") if is_long else "minor"
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 _new = tuple.__new__  # of a named tuple's values: its own takes three times as long
 
+_FULL = 2
+"""Generation of the collections that look at all objects; those of the others are short."""
 _LEAST_REASON, _MOST_REASONS = 0.1, 4
 """Share of the pauses since a step from which a reason is named, and how many are."""
 
@@ -33,6 +36,8 @@ class StepTime(NamedTuple):
     """Worker processes that Paddle's DataLoaders have started for the thread of the steps; None if that is unknown."""
     starting_ns: int | None = None
     """Time that starting these took, and stopping and resuming others; None if it is unknown."""
+    collection_ns: int | None = None
+    """Time of Python's full garbage collections, in any thread; None if it is unknown."""
 
 
 class StepCost(NamedTuple):
@@ -80,13 +85,14 @@ class StepTimer:
         self._unwatch: Callable[[], None] | None = None
         """Ends the watching of workers."""
         self._started_workers = self._starting_ns = 0
+        self._collection_start = self._collection_ns = 0
 
     def start(self) -> None:
         """Begin the first step."""
         self._step_start = self._reader_start = self._now()
 
     def watch_readers(self) -> None:
-        """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost), and for their workers to start.
+        """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost), for their workers to start, and for Python's garbage collections.
 
         Installs this timer as a hook of ``paddle.profiler.timer.benchmark()``. Without this call,
         steps have no reader cost.
@@ -98,12 +104,15 @@ class StepTimer:
         self._benchmark = benchmark()
         self._benchmark.hooks["ppprof"] = self
         self._unwatch = watch_starts(self._note_start, self._clock)
+        gc.callbacks.append(self._note_collection)
 
     def close(self) -> None:
         """Remove this timer from the hooks of Paddle's benchmark, and watch no workers."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
+            with suppress(ValueError):  # the training may clear the list
+                gc.callbacks.remove(self._note_collection)
         if self._benchmark is not None:
             self._benchmark.hooks.pop("ppprof", None)
             self._benchmark = None
@@ -116,11 +125,11 @@ class StepTimer:
         now = self._now()
         paused_ns = self._paused_ns - self._paused_before_ns
         reasons = self._reasons() if self._paused_for else None
-        starts: tuple[int | None, int | None] = None, None
+        noted: tuple[int | None, int | None, int | None] = None, None, None
         if self._unwatch is not None:
-            starts = self._started_workers, self._starting_ns
-            self._started_workers = self._starting_ns = 0
-        values = (now - self._step_start, self._reader_ns, None, paused_ns, reasons, *starts)
+            noted = self._started_workers, self._starting_ns, self._collection_ns
+            self._started_workers = self._starting_ns = self._collection_ns = 0
+        values = (now - self._step_start, self._reader_ns, None, paused_ns, reasons, *noted)
         step = _new(StepTime, values)
         self._step_start, self._reader_ns = now, None
         self._paused_before_ns = self._paused_ns
@@ -184,6 +193,15 @@ class StepTimer:
                 took_ns, self._is_reading = self._now() - self._reader_start, False
             self._started_workers += num_workers
             self._starting_ns += took_ns
+
+    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Add a collection; Python calls this before and after each, and collects nothing meanwhile."""
+        if info["generation"] < _FULL:
+            return
+        if phase == "start":
+            self._collection_start = self._now()
+        else:
+            self._collection_ns += self._now() - self._collection_start
 
     def begin(self, benchmark: Any) -> None:
         """Do nothing: Paddle's hook interface requires this method."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -213,6 +214,33 @@ def test_each_pass_over_a_loader_starts_its_workers(
     with watching.paused():  # an evaluation
         assert len(list(loader)) == 2
     assert watching.step().started_workers == 0
+
+
+@pytest.mark.paddle
+def test_full_garbage_collections_are_measured_in_any_thread(watching: StepTimer) -> None:
+    def collect() -> int:
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+        step = watching.step()
+        assert step.collection_ns is not None
+        assert step.batch_cost_ns is not None
+        assert 0 <= step.collection_ns < step.batch_cost_ns
+        return step.collection_ns
+
+    gc.disable()
+    try:
+        watching.step()
+        assert collect() > 0
+        gc.collect(1)
+        assert watching.step().collection_ns == 0
+        with watching.paused():
+            assert collect() == 0
+        watching.close()
+        assert watching.step().collection_ns is None
+        assert watching._note_collection not in gc.callbacks
+    finally:
+        gc.enable()
 
 
 @pytest.mark.paddle

@@ -1,0 +1,93 @@
+"""Slow steps whose cause or distance the step log knows, though no window has one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.slow_steps import period_of
+from ppprof.report.text.advice import finding_rows
+from tests.fixtures.findings import US, training
+from tests.fixtures.run_directories import run, step_lines
+
+MS = 1000 * US
+
+
+def found(folder: Path, slow: dict[int, tuple[int, int]], num: int = 200) -> list[Finding]:
+    """Steps of 10 ms; step -> length, and the garbage collection in it, in ms."""
+    lines = []
+    for line in step_lines(10 * MS, steps=num, noise=0):
+        length, collection = slow.get(line["step"], (10, 0))
+        times = {"batch_cost_ns": length * MS, "collection_ns": collection * MS}
+        lines.append({**line, **times})
+    path = run(folder / "log", [training(999)], step_lines=[lines])
+    return [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
+
+
+@pytest.mark.parametrize(
+    ("slow", "num", "severity"),
+    [
+        ({90: (410, 390), 130: (410, 400)}, 2, "moderate"),
+        ({90: (710, 700), 130: (110, 0), 131: (110, 0)}, 1, "minor"),
+        ({60: (410, 390), 90: (410, 390), 130: (410, 400)}, 3, "major"),
+        ({90: (210, 190), 130: (210, 0), 135: (210, 60)}, None, "major"),
+    ],
+)
+def test_collections_have_half_of_what_slow_steps_take_longer(
+    tmp_path: Path, slow: dict[int, tuple[int, int]], num: int | None, severity: str
+) -> None:
+    (finding,) = found(tmp_path, slow)
+    assert (finding.facts["num_begin"], finding.severity) == (num, severity)
+    assert (finding.facts["wording"] == "collections") == (num is not None)
+    (row,) = finding_rows([finding])
+    assert ("gc.freeze()" in row.do) == (num is not None)
+    if num is not None:
+        assert f"In {num} of the {len(slow)} slow steps, Python collects garbage" in row.what
+
+
+def test_steps_that_come_evenly_are_seen_beside_others(tmp_path: Path) -> None:
+    """Every 20th step saves; two others are slow by chance."""
+    slow = {**dict.fromkeys(range(20, 200, 20), (40, 0)), 33: (90, 0), 71: (25, 0)}
+    (finding,) = found(tmp_path, slow)
+    assert (finding.facts["every"], finding.facts["most_every"]) == (None, 20)
+    assert (finding.severity, finding.confidence) == ("major", "likely")
+    assert (
+        "Most of the time they take longer comes every 20 steps." in finding_rows([finding])[0].what
+    )
+
+
+def period(slow: list[int], num: int) -> int | None:
+    steps = pl.DataFrame({"step": range(num)})
+    return period_of(pl.DataFrame({"step": slow, "excess_ns": [1.0] * len(slow)}), steps)
+
+
+@pytest.mark.parametrize(
+    ("slow", "num", "expected"),
+    [
+        ([9, 19, 29, 39, 41], 49, 10),
+        ([9, 19, 39, 41], 49, None),  # step 29 is not slow
+        ([10, 20, 21, 22, 30, 33, 34], 40, None),  # most are between
+        ([100, 200, 250, 300], 1000, None),  # and then no more
+        ([10, 20], 25, None),
+    ],
+)
+def test_nearly_all_steps_at_the_distance_are_slow(
+    slow: list[int], num: int, expected: int | None
+) -> None:
+    assert period(slow, num) == expected
+
+
+def test_chance_has_no_distance() -> None:
+    """Of 400 trainings in which each step is slow with the same probability, less than 1% have one."""
+    draw = random.Random(5)
+    seen = 0
+    for _ in range(400):
+        probability, num = draw.choice([0.02, 0.1, 0.3]), draw.choice([60, 300])
+        slow = [step for step in range(num) if draw.random() < probability]
+        seen += bool(slow) and period(slow, num) is not None
+    assert seen <= 4
