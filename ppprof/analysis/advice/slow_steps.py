@@ -159,9 +159,8 @@ def _collections(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
     The step log knows it of all steps: a window seldom has such a step.
     """
     times = evidence.step_times.group_by("step").agg(pl.col("collection_ns").max())
-    excess_ns = pl.col("excess_ns")
-    took_ns = pl.min_horizontal("collection_ns", excess_ns)
-    collecting = slow.join(times, "step").filter(took_ns >= ALL_OF_IT * excess_ns)
+    mostly = pl.col("collection_ns") >= ALL_OF_IT * pl.col("excess_ns")
+    collecting = slow.join(times, "step").filter(mostly)
     if collecting["excess_ns"].sum() < slow["excess_ns"].sum() / 2:
         return {}
     return {
