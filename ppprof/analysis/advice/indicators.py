@@ -299,14 +299,23 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.steps:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
+    penalised = pl.Series([], dtype=pl.Int64)
+    if not profile.unrecorded_device:
+        penalised = builder.add_penalties()
+    written = builder.add_written_out(penalised)
     if not profile.unrecorded_device:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
-        named = time.beside.with_columns(time_ns="dur_ns")
+        in_written = contains(
+            together(intervals_of(builder.hosts(np.array(written, np.int64)))),
+            time.beside["time_ns"].to_numpy(),
+        )
+        named = time.beside.with_columns(time_ns="dur_ns", is_written=pl.Series(in_written))
         builder.add_names("beside", named)
         builder.add_names("compiling", named.filter("compiles"))
         steps_ns = int(np.subtract(*builder.extents[::-1]).sum())
         computing, beside = _computing(named, steps_ns)
+        computing = computing.filter(~pl.col("is_written"))
         builder.add_names("without gradients", computing.with_columns(name="caller"))
         builder.add_names("beside by statement", beside.with_columns(subject="statement"))
         functions = beside.with_columns(subject="name", name="function").drop_nulls("name")
@@ -321,10 +330,6 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
             builder.add_names("small", small_operators(profile, builder.updating))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
-    penalised = pl.Series([], dtype=pl.Int64)
-    if not profile.unrecorded_device:
-        penalised = builder.add_penalties()
-    written = builder.add_written_out(penalised)
     chains = fusible_chains(profile, written)
     builder.add_names("chain", chains.select("step", "name", time_ns=saved_ns))
     vocabulary = vocabulary_work(profile)

@@ -147,6 +147,23 @@ def max_of_time(x: Any) -> Any:
     return x.max(axis=1)
 
 
+def distance_of_product(x: Any) -> Any:
+    differences = x.unsqueeze(2) - x.unsqueeze(1)
+    return (differences * differences).sum(-1)
+
+
+def distance_of_powers(x: Any) -> Any:
+    return paddle.exp(-(((x[0][:, None] - x[1][None]) ** 2).mean(axis=2)))
+
+
+def distance_of_norm(x: Any) -> Any:
+    return paddle.norm(x[0].unsqueeze(-2) - x.unsqueeze(-3), axis=-1)
+
+
+def distance_of_rows_of_another(x: Any) -> Any:
+    return (x.unsqueeze(2) - x[0, :8]).square().sum(-1)
+
+
 WRITTEN: list[Callable[[Any], Any]] = [
     *(layer_norm_of_squares, layer_norm_of_var, layer_norm_of_std, batch_norm_of_moments),
     *(gelu_of_tanh, gelu_of_erf, softmax_of_exp),
@@ -157,6 +174,7 @@ WRITTEN: list[Callable[[Any], Any]] = [
     *(cross_entropy_of_chosen_and_clip, cross_entropy_of_scale_with_bias),
     *(pow_of_differences, norm_of_rows, max_of_time),
     *(log_softmax_for_divergence, log_softmax_for_smoothed_labels),
+    *(distance_of_product, distance_of_powers, distance_of_norm, distance_of_rows_of_another),
 ]
 """Functions whose names begin with what they write out."""
 
@@ -294,7 +312,26 @@ def softmax_with_one_more(x: Any) -> Any:
     return -paddle.take_along_axis(logs, _labels([8, 32, 1]), -1).mean()
 
 
+def forces(x: Any) -> Any:
+    """The differences themselves are needed, too."""
+    differences = x.unsqueeze(2) - x.unsqueeze(1)
+    return differences / (differences.square().sum(-1, keepdim=True) + 1)
+
+
+def squared_error(x: Any) -> Any:
+    return (x - x.mean(1, keepdim=True)).square().sum(-1)
+
+
+def spread_over_rows(x: Any) -> Any:
+    return (x.unsqueeze(2) - x.unsqueeze(1)).square().sum(1)
+
+
+def manhattan(x: Any) -> Any:
+    return (x.unsqueeze(2) - x.unsqueeze(1)).abs().sum(-1)
+
+
 OTHERS: list[Callable[[Any], Any]] = [
+    *(forces, squared_error, spread_over_rows, manhattan),
     *(operators_of_paddle, gate, cosine, clipped, few_elements, root_of_mean_squares),
     *(largest_without_gradient, norm_of_channels_first, advantages, lstm_cell, other_powers),
     *(soft_targets, smoothed_labels, focal_loss, mixture, entropy_beside_an_entry, dice_loss),
