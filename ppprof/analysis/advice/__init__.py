@@ -43,7 +43,7 @@ from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
 from ppprof.analysis.efficiency.copied_inputs import TIMES_USUAL
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
-from ppprof.analysis.profile.steps import UNMARKED
+from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
 from ppprof.analysis.profile.wholeness import CUT, FEW, LOST, UNLAUNCHED
 from ppprof.trace.device_clock import UNSTEADY
 
@@ -295,6 +295,7 @@ _UNDERMINED = {
     CUT: _OF_LENGTHS,
     UNLAUNCHED: IDLE,
     UNMARKED: frozenset[str](),
+    UNFINISHED: frozenset(rule.name for rule in RULES if rule.about not in ("memory", "trust")),
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
     - {"input-bound", "between-steps", "no-device-events"},

@@ -52,6 +52,7 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "line": line,
             "line_ns": None if is_alone else own["time_ns"][0],
             "statement": None if is_alone else str(statement),
+            "caller": str(statement) if own.height == 1 and line in shared["name"] else None,
             "beside_ns": time_ns,
             "samples": samples,
             **_functions(evidence, line, own["time_ns"][0], is_shared=is_shared),

@@ -183,7 +183,9 @@ def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
             known_ns += other.cost_ns or 0.0
         if cause == "line" and other.rule in PARTED:
             times = dict(other.evidence.select("name", "time_ns").iter_rows())
-            known_ns += min(times.get(place, 0.0), other.cost_ns or 0.0)
+            is_place = place in (other.facts.get("line"), other.facts.get("statement"))
+            whole_ns = other.cost_ns or 0.0
+            known_ns += min(times.get(place, whole_ns if is_place else 0.0), whole_ns)
     if not known_ns:
         return finding
     cost_ns = finding.cost_ns - known_ns

@@ -200,6 +200,7 @@ most kinds. Below, it is in brackets. The values of ``what``: kernel (name of a 
 host event around a blocking copy), accumulation (name of a gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
+statement (likewise, the statement of the training that calls the line),
 paused [what the pause is for] (line in which a pause between steps passes; calls are samples),
 beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
@@ -312,6 +313,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         )
         named = time.beside.with_columns(time_ns="dur_ns", is_written=pl.Series(in_written))
         builder.add_names("beside", named)
+        builder.add_names("statement", named.with_columns(name="statement"))
         builder.add_names("compiling", named.filter("compiles"))
         steps_ns = int(np.subtract(*builder.extents[::-1]).sum())
         computing, beside = _computing(named, steps_ns)

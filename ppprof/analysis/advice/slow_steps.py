@@ -35,7 +35,7 @@ _BY_CHANCE = 0.01
 """If slow steps came at random, a window that has none would be as improbable: they are in one stretch."""
 
 _NEARLY_ALL = 0.9
-"""Share of the steps at a distance that are slow. Others are as long by chance, or have been left out."""
+"""Share of the steps at a distance that are longer than others. The rest may be short by chance."""
 
 EVEN = 3
 """Least number of slow steps that can be called even."""
@@ -194,27 +194,34 @@ def period_of(slow: pl.DataFrame, steps: pl.DataFrame) -> int | None:
 
         steps   ....#....#.#..#....#       each fifth is slow, and another by chance: 5
 
-    Nearly all steps at that distance are slow, and that so many would be by chance is improbable.
+    Nearly all steps at that distance are longer than nearly all others, and that so many would be by chance is
+    improbable. They need not all be so long that they are slow, but most are by half as much.
 
     Args:
-        slow: steps with excess_ns.
-        steps: all steps, slow ones among them.
+        slow: step and excess_ns.
+        steps: step and step_ns of all steps, slow ones among them.
     """
     excess_ns = slow.group_by("step").agg(pl.col("excess_ns").max()).sort("step")
     number, excess = excess_ns["step"].to_numpy(), excess_ns["excess_ns"].to_numpy()
-    every_step = steps["step"].unique().to_numpy()
-    chance = len(number) / len(every_step)
-    distances = np.unique(np.concatenate([np.diff(number, n=1), number[2:] - number[:-2]]))
+    lengths = steps.group_by("step").agg(pl.col("step_ns").max())
+    every_step, step_ns = lengths["step"].to_numpy(), lengths["step_ns"].to_numpy()
+    distances = np.unique(np.concatenate([np.diff(number), number[2:] - number[:-2]]))
+    num_tried = len(every_step) ** 2 / (
+        2 * EVEN**2
+    )  # all distances with so many steps, from any first step
     best: tuple[float, int] | None = None
     for distance in distances[distances > 1].tolist():
         for first in np.unique(number % distance).tolist():
-            is_hit = number % distance == first
-            num_hits = int(is_hit.sum())
-            num_expected = int((every_step % distance == first).sum())
-            is_chance = len(distances) * distance * chance**num_hits >= _BY_CHANCE
-            if num_hits < max(EVEN, _NEARLY_ALL * num_expected) or is_chance:
+            is_at = every_step % distance == first
+            here, others = step_ns[is_at], step_ns[~is_at]
+            least = np.quantile(here, 1 - _NEARLY_ALL, method="lower")
+            probability = ((others >= least).sum() + 1) / (len(others) + 1)
+            own = excess[number % distance == first]
+            share = float(own.sum() / excess.sum())
+            usual_ns = np.median(here) - np.median(others)
+            is_chance = num_tried * probability ** len(here) >= _BY_CHANCE
+            if len(here) < EVEN or is_chance or usual_ns < own.mean() / 2:
                 continue
-            share = float(excess[is_hit].sum() / excess.sum())
             if share >= ALL_OF_IT and (best is None or share > best[0]):
                 best = share, distance
     return best[1] if best else None
@@ -227,8 +234,9 @@ def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | No
     """
     if place["wording"] not in ("line", "gap"):
         return None
-    kind = "beside" if place["wording"] == "line" else "gap"
-    parts = [own.names.filter(what=kind, name=place["gap"]) for own in evidence.indicators.values()]
+    kinds = ("beside", "statement") if place["wording"] == "line" else ("gap",)
+    is_kind = pl.col("what").is_in(kinds) & (pl.col("name") == place["gap"])
+    parts = [own.names.filter(is_kind) for own in evidence.indicators.values()]
     steps = pl.concat(parts).group_by("step").agg(pl.col("time_ns").max())
     large = steps.filter(pl.col("time_ns") >= steps["time_ns"].max() / 4)  # type: ignore[operator]
     numbers = np.sort(large["step"].to_numpy())
@@ -281,12 +289,11 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
             "wording": "collection",
             "remedy": "code-collection",
         }
-    lines = _excess(evidence, slow, "beside")
-    if lines.height and lines["time_ns"][0] >= excess_ns / 2:
-        return {**place, "gap": lines["name"][0], "gap_ns": lines["time_ns"][0], "wording": "line"}
-    gaps = _excess(evidence, slow, "gap")
-    if gaps.height and gaps["time_ns"][0] >= excess_ns / 2:
-        return {**place, "gap": gaps["name"][0], "gap_ns": gaps["time_ns"][0], "wording": "gap"}
+    for kind, wording in (("beside", "line"), ("statement", "line"), ("gap", "gap")):
+        rows = _excess(evidence, slow, kind)
+        if rows.height and rows["time_ns"][0] >= excess_ns / 2:
+            name, gap_ns = rows.select("name", "time_ns").row(0)
+            return {**place, "gap": name, "gap_ns": gap_ns, "wording": wording}
     excesses = {part: _mean_part(slow, part) - _mean_part(evidence.steps, part) for part in PARTS}
     part = max(excesses, key=lambda name: excesses[name])
     if excesses[part] < excess_ns / 2:

@@ -8,7 +8,7 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.launches import idle_costs
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
-from ppprof.analysis.profile.steps import UNMARKED
+from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
 from ppprof.analysis.profile.wholeness import FEW
 
 WARM_UP_RATIO = 1.5
@@ -191,8 +191,9 @@ def short_window(evidence: Evidence) -> list[Finding]:
         "scheduler": evidence.text("Profiler.scheduler"),
         "remedy": evidence.remedy("Profiler"),
     }
-    if UNMARKED in evidence.doubts:
-        facts |= {"wording": "unmarked", "remedy": "unmarked"}
+    for doubt in (UNMARKED, UNFINISHED):
+        if doubt in evidence.doubts:
+            facts |= {"wording": doubt, "remedy": doubt}
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
 

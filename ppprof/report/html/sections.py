@@ -17,7 +17,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
-from ppprof.analysis.profile.steps import UNMARKED
+from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
 from ppprof.analysis.profile.wholeness import NOTES
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.device_queue import CAUSES
@@ -787,7 +787,8 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
     """Return a sentence with each step time that the page uses, and the steps that it is of."""
     times, basis = report.costs.sample
     num = times["step"].n_unique()
-    is_unmarked = any(finding.facts.get("wording") == UNMARKED for finding in report.findings)
+    unmarked = (UNMARKED, UNFINISHED)
+    is_unmarked = any(finding.facts.get("wording") in unmarked for finding in report.findings)
     kind = UNMARKED if is_unmarked else basis.split()[0]
     of = words(f"about.step_{kind}", num=num, ranks=words.ranks(report.ranks))
     names = {format_time(step_time): of}

@@ -817,6 +817,34 @@ def test_slow_steps_name_the_line_that_makes_them_slow(tmp_path: Path) -> None:
     assert finding.place == ("train.py", 7)
 
 
+def test_slow_steps_name_the_statement_whose_lines_make_them_slow(tmp_path: Path) -> None:
+    """Steps of 1 ms; in each third one, soften() has 1 ms more in each of four lines."""
+    lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
+    starts = np.cumsum([0, *lengths[:-1]])
+    stacks = logging()
+    frames = [*stacks.frames, *map(soften, range(3, 7))]
+    rows = [[len(stacks.frames) + number, 3] for number in range(4)]
+    samples = [
+        (
+            *(1, EPOCH_NS + int(start + 50 * number + 25) * US, 50 * US),
+            *(len(stacks.stacks) + (number - 20) // 20 if number >= 20 else FORWARD, 0),
+        )
+        for start, length in zip(starts, lengths)
+        for number in range(length // 50)
+    ]
+    stacks = dataclasses.replace(
+        stacks,
+        samples=np.array(samples, np.int64),
+        frames=frames,
+        stacks=[*stacks.stacks, *rows],
+    )
+    steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
+    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule == "slow-steps")
+    assert finding.facts["gap"] == "train.py:15: log(step)"
+    assert finding.facts["gap_ns"] == pytest.approx(4000 * US, rel=0.02)
+
+
 def test_the_stall_of_a_slow_step_is_no_time_of_a_line_in_others(tmp_path: Path) -> None:
     """The first step takes 5000, of which no sample knows 4550: the window opens."""
     lines = in_lines((150, FORWARD), (150, BACKWARD), (150, UPDATE), (550, DUMPS), num=11)
@@ -926,6 +954,20 @@ def test_shares_of_all_lines_are_at_most_the_step(tmp_path: Path) -> None:
 
 def soften(line: int) -> Frame:
     return Frame("loss", "loss.py", "soften", line, True)
+
+
+def test_two_statements_that_call_one_line_are_named(tmp_path: Path) -> None:
+    """evaluate() is called for two sets of data."""
+    callers = [Frame("__main__", "train.py", "main", line, True) for line in (30, 31)]
+    stacks = in_functions([(450, []), *((275, [soften(3), caller]) for caller in callers), (0, [])])
+    stacks.stacks[1:3] = [stack[:-1] for stack in stacks.stacks[1:3]]
+    folder = run(tmp_path / "log", [training(450)], stacks=[stacks])
+    found = [f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training"]
+    assert [(each.facts["line"], each.facts["caller"]) for each in found] == [
+        ("loss.py:3, soften()", f"train.py:{line}, main()") for line in (30, 31)
+    ]
+    named = "28% in loss.py:3, soften() (called in train.py:31, main())"
+    assert named in verdict(1000 * US, found)
 
 
 def test_a_statement_that_is_named_has_the_time_of_the_other_lines_that_it_calls(

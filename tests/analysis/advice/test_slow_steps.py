@@ -62,8 +62,9 @@ def test_steps_that_come_evenly_are_seen_beside_others(tmp_path: Path) -> None:
 
 
 def period(slow: list[int], num: int) -> int | None:
-    steps = pl.DataFrame({"step": range(num)})
-    return period_of(pl.DataFrame({"step": slow, "excess_ns": [1.0] * len(slow)}), steps)
+    lengths = [20.0 + step % 3 if step in slow else 10.0 + step % 3 for step in range(num)]
+    steps = pl.DataFrame({"step": range(num), "step_ns": lengths})
+    return period_of(pl.DataFrame({"step": slow, "excess_ns": [10.0] * len(slow)}), steps)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,19 @@ def test_nearly_all_steps_at_the_distance_are_slow(
     slow: list[int], num: int, expected: int | None
 ) -> None:
     assert period(slow, num) == expected
+
+
+def test_even_steps_of_which_only_some_are_slow_enough_to_be_slow_have_a_distance() -> None:
+    """Every 6th step evaluates, and takes 1.4 to 2.2 times as long."""
+    draw = random.Random(3)
+    lengths = [
+        22 * (draw.uniform(1.4, 2.2) if step % 6 == 0 else draw.uniform(0.9, 1.2))
+        for step in range(300)
+    ]
+    steps = pl.DataFrame({"step": range(300), "step_ns": lengths})
+    slow = steps.filter(pl.col("step_ns") > 1.75 * 22)
+    assert 15 < slow.height < 35
+    assert period_of(slow.with_columns(excess_ns=pl.col("step_ns") - 22), steps) == 6
 
 
 def test_chance_has_no_distance() -> None:

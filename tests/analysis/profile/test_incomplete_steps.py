@@ -115,6 +115,15 @@ def run_of(folder: Path, *steps: Span) -> Path:
     return run
 
 
+def test_a_training_that_ends_in_its_first_step_is_said_to(tmp_path: Path) -> None:
+    """90 of 100 ms pass without an event, as the training fails: that is no finding."""
+    run = ppprof.open(run_of(tmp_path / "cut", incomplete(0, 0, 100 * MS)))
+    findings = ppprof.advise(run)
+    assert [(each.rule, each.facts["wording"]) for each in findings] == [
+        ("short-window", "unfinished")
+    ]
+
+
 def test_steps_of_ranks_leave_it_out_and_say_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
