@@ -96,7 +96,10 @@ def without_gradients(evidence: Evidence) -> list[Finding]:
     lines = lines.filter(pl.col("samples") >= _least_samples(evidence))
     for line, time_ns, samples in lines.select("name", "time_ns", "samples").iter_rows():
         if time_ns >= LEAST_BESIDE * evidence.step_ns:
-            facts = {"line": line, "without_ns": time_ns, "samples": samples}
+            functions = evidence.names("without gradients in function", subject=line)
+            is_most = functions["time_ns"].sum() >= time_ns / 2
+            function = functions["name"][0] if is_most and functions.height else None
+            facts = {"line": line, "function": function, "without_ns": time_ns, "samples": samples}
             rows = lines.filter(pl.col("name") == line)
             found = evidence.time_finding("without-gradients", time_ns, "possible", facts, rows)
             findings += [dataclasses.replace(each, severity="minor") for each in found]

@@ -202,7 +202,8 @@ neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexpla
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 statement (likewise, the statement of the training that calls the line),
 paused [what the pause is for] (line in which a pause between steps passes; calls are samples),
-beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements,
+beside by statement [statement of the training that calls it] (likewise), beside in function [name of beside] (the innermost functions below it), without gradients (likewise, the statements;
+without gradients in function [statement]: the innermost functions below them, or the line in such a one,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
 what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), repeated unused (calls of layers without gradients), caller and earlier [name of repeated] (the lines of
 `ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
@@ -319,6 +320,11 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         computing, beside = _computing(named, steps_ns)
         computing = computing.filter(~pl.col("is_written"))
         builder.add_names("without gradients", computing.with_columns(name="caller"))
+        inner = pl.when(pl.col("name") != pl.col("caller")).then("name")
+        functions = computing.with_columns(
+            subject="caller", name=pl.coalesce("function", inner)
+        ).drop_nulls("name")
+        builder.add_names("without gradients in function", functions)
         builder.add_names("beside by statement", beside.with_columns(subject="statement"))
         functions = beside.with_columns(subject="name", name="function").drop_nulls("name")
         builder.add_names("beside in function", functions)

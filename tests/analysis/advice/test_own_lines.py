@@ -397,6 +397,19 @@ def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
 
 
+def test_the_function_that_computes_without_gradients_is_named(tmp_path: Path) -> None:
+    """Line 15 calls a loss, whose hard samples are chosen in soften()."""
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    frames, rows = [*stacks.frames, soften(3)], [*stacks.stacks]
+    rows[AFTER] = [len(stacks.frames), *rows[AFTER]]
+    stacks = dataclasses.replace(stacks, frames=frames, stacks=rows)
+    calls = [calls_of_teaching()]
+    path = run(tmp_path / "log", [teaching(noise=250)], stacks=[stacks], calls=calls)
+    (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
+    assert finding.facts["line"] == "train.py:15: log(step)"
+    assert finding.facts["function"] == "loss.py:3, soften()"
+
+
 @pytest.mark.parametrize("is_operator", [False, True])
 def test_python_between_layers_without_gradients_is_a_line_of_its_own(
     tmp_path: Path, is_operator: bool
