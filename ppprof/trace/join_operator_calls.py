@@ -593,7 +593,7 @@ class _Run(NamedTuple):
     events: Sequence[int]
     """Rows of the events of its nodes."""
     alike: Sequence[_Sample]
-    """What it runs; several if the first step has several such calls that cannot be told from one another."""
+    """What it runs; several if the first step has several such calls that look the same."""
 
     def are_zero(self, products: Set[int]) -> bool:
         """Return whether it runs nodes whose gradients are 0; ``products`` are the rows of products with 0."""
