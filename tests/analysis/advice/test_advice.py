@@ -45,6 +45,7 @@ from tests.fixtures.findings import (
     PARAMETERS,
     TRIGGERS,
     US,
+    Called,
     accumulated,
     accumulating,
     ahead,
@@ -1781,6 +1782,41 @@ def test_a_product_with_0_of_what_others_use_says_only_its_own_line(tmp_path):
     finding = one("zero-gradients", ppprof.advise(ppprof.open(path)))
     facts = [finding.facts[name] for name in ("line", "term", "term_ns")]
     assert facts == ["train.py:9, loss()", None, 20 * US]
+
+
+def multiplied_by_0(options, product):
+    """Return options of a run, all of whose gradients are 0 for a product."""
+    (calls,) = options["calls"]
+    (backward,) = calls.backwards
+    nodes = [msgspec.structs.replace(node, product=product) for node in backward.nodes]
+    others = [(row, product) for row in range(product + 1)]
+    backwards = [Backward(backward.call, nodes, others)]
+    return {**options, "calls": [dataclasses.replace(calls, backwards=backwards)]}
+
+
+def test_a_penalty_that_is_multiplied_by_0_is_no_task_of_the_optimizer(tmp_path):
+    """Its eight gradients of 25, and that of the product, are 0: the optimizer has nothing to do in their place."""
+    product = Called("scale", ((),), {"X1": 0}, line=8)
+    options = differentiating(*penalised(*PARAMETERS), product, each=25, updated=PARAMETERS)
+    path = run(tmp_path / "log", **multiplied_by_0(options, 8))
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["zero-gradients"] == 225 * US
+    assert "penalty-in-loss" not in costs
+
+
+def test_casts_of_gradients_that_are_0_count_once(tmp_path):
+    called = (Called("cast", ((64, 64),), {"X1": "float16"}), Called("scale", ((),), {"X1": 0}))
+    options = differentiating(*called, each=200)
+    costs = [
+        {
+            each.rule: each.cost_ns
+            for each in ppprof.advise(ppprof.open(run(tmp_path / name, **case)))
+        }
+        for name, case in (("zero", multiplied_by_0(options, 1)), ("other", options))
+    ]
+    assert costs[0]["zero-gradients"] == 400 * US
+    assert "casts" not in costs[0]
+    assert costs[1] == {"casts": 360 * US}  # of the gradient, its own part
 
 
 def test_gradients_that_are_0_are_unused_once(tmp_path):
