@@ -167,8 +167,10 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
 
 
 def _are_apart(profile: Profile) -> Bool:
-    """Return which host events are beside the training, or would not be there without `repeated_calls`."""
-    return starts_beside(profile) | repeated_calls(profile).is_inside
+    """Return which host events are beside the training, or would not be there without `repeated_calls` and gradients that are 0."""
+    is_apart = starts_beside(profile) | repeated_calls(profile).is_inside
+    is_apart[multiplied_by_zero(profile).gradients["row"].to_numpy()] = True
+    return is_apart
 
 
 def _num_backwards(events: pl.DataFrame, tree: Tree) -> pl.Series:

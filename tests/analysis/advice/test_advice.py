@@ -1819,6 +1819,22 @@ def test_casts_of_gradients_that_are_0_count_once(tmp_path):
     assert costs[1] == {"casts": 360 * US}  # of the gradient, its own part
 
 
+def test_small_gradients_that_are_0_count_once(tmp_path):
+    """A loop of 256 operators of 1, whose gradients take as long: fewer operators would save the forward part."""
+    called = [Called("slice", ((4,),), line=7 + number % 2) for number in range(256)]
+    options = differentiating(*called, Called("scale", ((),), {"X1": 0}, line=9), each=1)
+    costs = [
+        {
+            each.rule: each.cost_ns
+            for each in ppprof.advise(ppprof.open(run(tmp_path / name, **case)))
+        }
+        for name, case in (("zero", multiplied_by_0(options, 256)), ("other", options))
+    ]
+    assert costs[0]["zero-gradients"] == 257 * US
+    assert costs[1]["many-small-operators"] == 512 * US
+    assert costs[0]["many-small-operators"] == 256 * US
+
+
 def test_gradients_that_are_0_are_unused_once(tmp_path):
     """The term is of a layer that no optimizer has."""
     calls = calls_of_switching_off()
