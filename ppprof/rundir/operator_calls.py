@@ -19,7 +19,10 @@ call of the layer had computed in the step, -3, and for those whose gradients we
     thread id | start_ns | end_ns | -4                         | row in "cleared"
 
 A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
-in which Paddle runs them, each with the call that created it.
+in which Paddle runs them, each with the call that created it. If gradients are 0 since a tensor is multiplied by the number
+0, as a term of the loss that is switched off, their nodes have the row of the product in their last place::
+
+    "backwards": [[9, [["ScaleGradNode", 8, 1, 0, false, 8], ...], [[6, 8], [7, 8]]]]
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ _COLUMNS = 5
 _LAYER, _REPEATED, _CLEARED = -2, -3, -4
 RUN_BACKWARD = "run_backward"
 """Name of the function that computes gradients."""
+PRODUCTS_WITH_NUMBER = frozenset(("__mul__", "__rmul__", "scale", "scale_"))
+"""Functions that may multiply a tensor by a number, their second argument. ``__add__`` calls the same operator as these."""
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
 
 Attribute = Union[bool, int, str, list[Union[bool, int, str]]]
@@ -64,6 +69,18 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     unknown."""
 
 
+def is_product_with_zero(signature: Signature) -> bool:
+    """Return whether calls multiply a tensor by the number 0.
+
+    >>> is_product_with_zero(Signature("__rmul__", {"X0": [[]]}, {"X0": ["float32"]}, {"X1": 0}))
+    True
+    >>> is_product_with_zero(Signature("__radd__", {"X0": [[]]}, {"X0": ["float32"]}, {"X1": 0}))
+    False
+    """
+    factor = signature.attributes.get("X1")
+    return signature.name in PRODUCTS_WITH_NUMBER and type(factor) is int and factor == 0
+
+
 class Node(msgspec.Struct, array_like=True, frozen=True):
     """A node of the graph of gradients."""
 
@@ -77,6 +94,8 @@ class Node(msgspec.Struct, array_like=True, frozen=True):
     """How many of them lead only to parameters that no optimizer updates, or not with these gradients."""
     is_of_one_leaf: bool = False
     """Whether it computes several, all of them for one leaf: a parameter that is multiplied by itself."""
+    product: int = -1
+    """Row of the call that multiplies by the number 0, if all gradients of the node are 0 for it; -1 for others."""
 
 
 class Backward(msgspec.Struct, array_like=True, frozen=True):
@@ -86,6 +105,9 @@ class Backward(msgspec.Struct, array_like=True, frozen=True):
     """Its row."""
     nodes: list[Node]
     """In the order in which they ran."""
+    multiplied: list[tuple[int, int]] = []
+    """Rows of calls, each with that of a product with the number 0: no gradient leads to what they returned but those that
+    are 0 for the product. One of `RUN_BACKWARD` among them is ``paddle.grad``."""
 
 
 class Repeat(msgspec.Struct, array_like=True, frozen=True):
@@ -301,15 +323,22 @@ def _moved(backward: Backward, position: Int64) -> Backward:
         raise ValueError("a node with more gradients than an operator has inputs")
     if not all(0 <= node.num_unused <= node.num_gradients for node in backward.nodes):
         raise ValueError("a node with more unused gradients than it computes")
-    rows = [backward.call, *(node.call for node in backward.nodes)]
-    if not all(-1 <= row < len(position) for row in rows) or backward.call < 0:
+    multiplied = [row for pair in backward.multiplied for row in pair]
+    of_nodes = (row for node in backward.nodes for row in (node.call, node.product))
+    if not all(-1 <= row < len(position) for row in of_nodes) or not all(
+        0 <= row < len(position) for row in (backward.call, *multiplied)
+    ):
         raise ValueError("a call that does not exist")
-    moved = [int(position[row]) if row >= 0 else -1 for row in rows]
+
+    def moved(row: int) -> int:
+        return int(position[row]) if row >= 0 else -1
+
     nodes = [
-        Node(node.name, row, node.num_gradients, node.num_unused, node.is_of_one_leaf)
-        for node, row in zip(backward.nodes, moved[1:])
+        msgspec.structs.replace(node, call=moved(node.call), product=moved(node.product))
+        for node in backward.nodes
     ]
-    return Backward(moved[0], nodes)
+    pairs = [(moved(row), moved(product)) for row, product in backward.multiplied]
+    return Backward(moved(backward.call), nodes, pairs)
 
 
 def _is_consistent(signature: Signature) -> bool:

@@ -21,6 +21,13 @@ The nodes are known for the first step of a window. In a later step, a call that
 the same nodes if the same functions have been called ahead of it, back to the first one that created a
 node. Whether it does shows in its events: if one has another name than its node, nothing is joined.
 
+Gradients that are 0 have the line of the product with the number 0, if the later step multiplies by 0 there, too. Nodes that C++
+creates, as of gradients of gradients, have no call; their events are known by their places in the order::
+
+    step 0  call      [pow] [mean] [0.0 * x] [run_backward                                   ]
+            event                             Global_Scale... zero  Global_Mean... zero  ...
+    step 1  call      [pow] [mean] [0.1 * x] [run_backward ...                                 not 0
+
 A program of ``to_static`` is one call, and its run one event; all its gradients are one node. Its operators
 have the program's line::
 
@@ -32,25 +39,34 @@ have the program's line::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
+from ppprof.rundir.operator_calls import (
+    RUN_BACKWARD,
+    Backward,
+    Node,
+    OperatorCalls,
+    Signature,
+    is_product_with_zero,
+)
 from ppprof.trace.operator_inputs import (
     CLEARED,
     LAYER,
     LENGTHS,
+    MULTIPLIED,
     NOT_UPDATED,
     NUM_GRADIENTS,
     OF_ONE_LEAF,
     REPEATED,
     UNUSED_GRADIENTS,
+    ZERO,
     operator_of_gradient,
     to_json,
 )
@@ -129,7 +145,9 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     known = operators.filter(pl.any_horizontal(pl.col(_INPUTS.keys()).is_not_null())).select(
         "row", *_INPUTS
     )
-    links = links_of_gradients(events, operators, recorded).sort("row")
+    events_of_calls = _gradients(events, recorded)
+    runs = list(_known_runs(events, recorded, events_of_calls))
+    links = links_of_gradients(events, operators, runs).sort("row")
     gradients = links.join(
         known.with_columns(pl.col("row").cast(pl.Int64)), left_on="forward", right_on="row"
     )
@@ -149,32 +167,39 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     functions = recorded.repeated_functions
     repeated = {row: number for number, each in enumerate(functions) for row in each.calls}
     stacks = [msgspec.structs.astuple(each)[:-1] for each in functions]
-    events = _with_attribute(events, operators, REPEATED, stacks, repeated)
+    events = _with_attribute(events, REPEATED, stacks, _rows_of_calls(operators, repeated))
     numbers = {row: number for number, row in enumerate(recorded.lengths)}
-    events = _with_attribute(events, operators, LENGTHS, list(recorded.lengths.values()), numbers)
+    rows = _rows_of_calls(operators, numbers)
+    events = _with_attribute(events, LENGTHS, list(recorded.lengths.values()), rows)
+    events = _with_products(events, operators, recorded, runs, events_of_calls)
     return _with_lines_of_programs(events)
 
 
+def _rows_of_calls(operators: pl.DataFrame, of_calls: Mapping[int, int]) -> pl.DataFrame:
+    """Return row and number of the operators of some calls.
+
+    Args:
+        operators: row (of an operator) and call (row of its call).
+        of_calls: the number, by the row of the call.
+    """
+    number = pl.col("call").replace_strict(of_calls, default=None, return_dtype=pl.Int64)
+    return operators.select("row", number=number).drop_nulls()
+
+
 def _with_attribute(
-    events: pl.DataFrame,
-    operators: pl.DataFrame,
-    name: str,
-    values: Sequence[Any],
-    of_calls: Mapping[int, int],
+    events: pl.DataFrame, name: str, values: Sequence[Any], rows: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the events with one more attribute of the operators of some calls.
+    """Return the events with one more attribute of some of them.
 
     Args:
         events: all events.
-        operators: row (of an operator in ``events``) and call (row of its call).
         name: name of the attribute.
         values: its values.
-        of_calls: number of the value, by the row of the call.
+        rows: row (of an event), once, and number (of its value).
     """
-    number = pl.col("call").replace_strict(of_calls, default=None, return_dtype=pl.Int64)
-    rows = operators.select("row", number=number).drop_nulls().sort("row")
     if rows.is_empty():
         return events
+    rows = rows.sort("row")
     attributes = events["attributes"].cast(pl.String)
     kinds = list(zip(attributes.gather(rows["row"]).to_list(), rows["number"].to_list()))
     texts = {
@@ -352,7 +377,7 @@ def _only(inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def links_of_gradients(
-    events: pl.DataFrame, operators: pl.DataFrame, recorded: OperatorCalls
+    events: pl.DataFrame, operators: pl.DataFrame, runs: Iterable[_Run]
 ) -> pl.DataFrame:
     """Return the operator of each gradient for which it is known.
 
@@ -360,13 +385,13 @@ def links_of_gradients(
         events: reads category, name, thread, start_ns, dur_ns; see `ppprof.trace.schema.EVENTS`.
         operators: the operators that Python called: row (of ``events``), operator, call (row of the
             recorded calls).
-        recorded: the calls.
+        runs: the calls that compute gradients.
 
     Returns:
         row (of the gradient), forward (row of the operator), gradients (how many it computes), unused
         (how many of them no optimizer uses), int64; is_of_one_leaf (`Node.is_of_one_leaf`), bool.
     """
-    nodes = pl.DataFrame(list(_nodes_of_events(events, recorded)), _LINKS, orient="row")
+    nodes = pl.DataFrame(list(_nodes_of_events(runs)), _LINKS, orient="row")
     key, start_ns = ("call", "operator"), events["start_ns"].gather(operators["row"])
     forwards = operators.select(
         "call",
@@ -387,22 +412,32 @@ def links_of_gradients(
     return links.select("row", "forward", "gradients", "unused", "is_of_one_leaf")
 
 
-def _nodes_of_events(
-    events: pl.DataFrame, recorded: OperatorCalls
-) -> Iterator[tuple[int, int, int, str, int, int, bool]]:
+def _nodes_of_events(runs: Iterable[_Run]) -> Iterator[tuple[int, int, int, str, int, int, bool]]:
     """Yield the columns of `_LINKS` for each gradient whose node is known."""
+    for run in runs:
+        sample = run.alike[0]
+        # Of a discriminator's gradients for real samples, for others, and for the generator, some are unused.
+        is_known = all(each.unused == sample.unused for each in run.alike)
+        for row, node, call in zip(run.events, sample.nodes, sample.calls):
+            operator = operator_of_gradient(node.name)
+            if call is not None and operator is not None:
+                counts = node.num_gradients, node.num_unused if is_known else 0
+                yield row, run.call, run.call + call, operator, *counts, node.is_of_one_leaf
+
+
+def _known_runs(
+    events: pl.DataFrame, recorded: OperatorCalls, gradients: _EventsOfCalls
+) -> Iterator[_Run]:
+    """Yield the calls that compute gradients, and whose nodes are known; ``gradients`` are from `_gradients`."""
     if not recorded.backwards:
         return
-    thread = int(recorded.calls[recorded.backwards[0].call, 0])
-    functions, backward = _functions(recorded)
-    is_run = (functions == backward) & (recorded.calls[:, 0] == thread)
-    runs = np.flatnonzero(is_run)
-    gradients = _gradients(events, thread, recorded.calls, runs)
+    functions = _functions(recorded)[0]
     samples = [_Sample.of(each, functions) for each in recorded.backwards]
     by_names: dict[tuple[str, ...], list[_Sample]] = {}
     for sample in samples:
         if sample is not None:
             by_names.setdefault(sample.names, []).append(sample)
+    runs = _runs(recorded)
     places = _places_in_steps(events, recorded.calls[runs, 1])
     for run, (place, num) in zip(runs.tolist(), places):
         rows, names = gradients.get(run, ([], ()))
@@ -413,14 +448,66 @@ def _nodes_of_events(
         matching = [each for each in tried if each is not None and each.matches(functions, run)]
         if not matching and usual in alike:
             matching = [each for each in alike[:_MOST_TRIED] if each.matches(functions, run)]
-        # Of a discriminator's gradients for real samples, for others, and for the generator, some are unused.
-        is_known = all(each.unused == matching[0].unused for each in matching)
-        for sample in matching[:1]:
-            for row, node, call in zip(rows, sample.nodes, sample.calls):
-                operator = operator_of_gradient(node.name)
-                if call is not None and operator is not None:
-                    counts = node.num_gradients, node.num_unused if is_known else 0
-                    yield row, run, run + call, operator, *counts, node.is_of_one_leaf
+        if matching:
+            yield _Run(run, rows, matching)
+
+
+def _runs(recorded: OperatorCalls) -> Int64:
+    """Return the rows of the calls that compute gradients, in the thread of those whose nodes are known."""
+    functions, backward = _functions(recorded)
+    thread = recorded.calls[recorded.backwards[0].call, 0]
+    return np.flatnonzero((functions == backward) & (recorded.calls[:, 0] == thread))
+
+
+def _with_products(
+    events: pl.DataFrame,
+    operators: pl.DataFrame,
+    recorded: OperatorCalls,
+    runs: Iterable[_Run],
+    gradients: _EventsOfCalls,
+) -> pl.DataFrame:
+    """Return the events with the attributes `ZERO` and `MULTIPLIED`; ``gradients`` are from `_gradients`."""
+    by_zero = [row for row, each in enumerate(recorded.signatures) if is_product_with_zero(each)]
+    products = frozenset(np.flatnonzero(np.isin(recorded.calls[:, 3], by_zero)).tolist())
+    if not products:
+        return events
+    lines: dict[tuple[str, str], int] = {}
+    zero: dict[int, int] = {}
+    multiplied: dict[int, int] = {}
+    of_calls: dict[int, int] = {}
+    for run in runs:
+        if not run.are_zero(products):
+            continue
+        numbers = {
+            product: lines.setdefault(_lines_of_product(recorded, run, product), len(lines))
+            for product in run.alike[0].own_products
+        }
+        for row, product in zip(run.events, run.alike[0].products):
+            if product is not None:
+                zero[row] = numbers[product]
+        for call, product in run.alike[0].multiplied:
+            rows, _ = gradients.get(run.call + call, ((), ()))
+            multiplied.update(dict.fromkeys(rows, numbers[product]))
+            if not rows:
+                of_calls[run.call + call] = numbers[product]
+    values = [*lines]
+    schema = {"row": pl.Int64(), "number": pl.Int64()}
+    of_calls_of_operators = _rows_of_calls(operators, of_calls).cast({"row": pl.Int64})
+    rows_multiplied = pl.concat(
+        [pl.DataFrame([*multiplied.items()], schema, orient="row"), of_calls_of_operators]
+    )
+    rows_zero = pl.DataFrame([*zero.items()], schema, orient="row")
+    events = _with_attribute(events, ZERO, values, rows_zero)
+    return _with_attribute(events, MULTIPLIED, values, rows_multiplied)
+
+
+def _lines_of_product(recorded: OperatorCalls, run: _Run, product: int) -> tuple[str, str]:
+    """Return the call stacks of a product, and of the last call before it that only it needs; empty if unknown."""
+    before = [call for call, by in run.alike[0].multiplied if by == product and call < product]
+    rows = [product, *before[-1:]]
+    signatures = [int(recorded.calls[run.call + row, 3]) for row in rows]
+    line, *term = [recorded.signatures[row].callstack if row >= 0 else "" for row in signatures]
+    return line, "".join(term)
 
 
 def _places_in_steps(events: pl.DataFrame, starts_ns: Int64) -> Iterator[tuple[int, int]]:
@@ -453,11 +540,20 @@ class _Sample:
     """From the first call that created a node to this one."""
     names: tuple[str, ...]
     """Of the events."""
+    products: Sequence[int | None]
+    """The product with 0 for which the gradients of each node are 0, likewise; None for others."""
+    multiplied: Sequence[tuple[int, int]]
+    """`ppprof.rundir.operator_calls.Backward.multiplied`, likewise, of calls among ``functions``."""
 
     @property
     def unused(self) -> list[int]:
         """How many gradients of each node are unused."""
         return [node.num_unused for node in self.nodes]
+
+    @property
+    def own_products(self) -> set[int]:
+        """The products with 0."""
+        return {each for each in self.products if each is not None}
 
     @classmethod
     def of(cls, backward: Backward, functions: Int64) -> _Sample | None:
@@ -472,6 +568,15 @@ class _Sample:
             ],
             functions[min(rows) : backward.call + 1],
             tuple(f"{_PREFIX}{node.name}" for node in backward.nodes),
+            [
+                node.product - backward.call if 0 <= node.product < backward.call else None
+                for node in backward.nodes
+            ],
+            [
+                (row - backward.call, product - backward.call)
+                for row, product in backward.multiplied
+                if min(rows) <= row < backward.call
+            ],
         )
 
     def matches(self, functions: Int64, run: int) -> bool:
@@ -480,13 +585,40 @@ class _Sample:
         return begin >= 0 and np.array_equal(functions[begin : run + 1], self.functions)
 
 
-def _gradients(
-    events: pl.DataFrame, thread: int, calls: Int64, runs: Int64
-) -> dict[int, tuple[list[int], tuple[str, ...]]]:
+class _Run(NamedTuple):
+    """A call that computes gradients, and whose nodes are known."""
+
+    call: int
+    """Its row."""
+    events: Sequence[int]
+    """Rows of the events of its nodes."""
+    alike: Sequence[_Sample]
+    """What it runs; several if the first step has several such calls that look the same."""
+
+    def are_zero(self, products: Set[int]) -> bool:
+        """Return whether it runs nodes whose gradients are 0; ``products`` are the rows of products with 0."""
+        first = self.alike[0]
+        are_known = all(
+            each.products == first.products and each.multiplied == first.multiplied
+            for each in self.alike
+        )
+        own = {self.call + each for each in first.own_products}
+        return are_known and bool(own) and own <= products
+
+
+_EventsOfCalls = dict[int, tuple[list[int], tuple[str, ...]]]
+"""Rows and names of the gradients in each call that computes gradients, by its row."""
+
+
+def _gradients(events: pl.DataFrame, recorded: OperatorCalls) -> _EventsOfCalls:
     """Return the rows and names of the gradients within each call that computes gradients, by its row.
 
     A gradient within a call within another one, as recomputation has it, belongs to the inner one.
     """
+    if not recorded.backwards:
+        return {}
+    calls, runs = recorded.calls, _runs(recorded)
+    thread = int(calls[recorded.backwards[0].call, 0])
     name = pl.col("name").cast(pl.String)
     found = events.select("category", "name", "thread", "start_ns").with_row_index("row")
     is_gradient = (pl.col("category") == "Operator") & name.str.starts_with(_PREFIX)

@@ -64,12 +64,23 @@ step: call stacks of the line that calls it, of the line that calls the function
 earlier call; empty if unknown. An operator that computes again what is known has it, too, if its function mostly does:
 call stacks of a line of the function, of the line that calls the function, and likewise of the earlier call."""
 
+ZERO = "zero"
+"""The attribute of a gradient that is 0 since a tensor is multiplied by the number 0: call stacks of the line of the
+product, and of the line that computes what is multiplied; the latter empty if unknown."""
+
+MULTIPLIED = "multiplied_by_zero"
+"""Likewise of an operator to whose result no gradient leads but those that are 0, and of a gradient that ``paddle.grad``
+computes for such a result: the same lines."""
+
 LENGTHS = "lengths_of_samples"
 """The attribute of an operator that looks up the words of padded samples, of a window's first batches: the width of the
 batch, then the length of each sample without its padding."""
 
 OWN_ATTRIBUTES = frozenset(
-    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED, LENGTHS)
+    (
+        *(LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, CLEARED, REPEATED),
+        *(ZERO, MULTIPLIED, LENGTHS),
+    )
 )
 """Attributes that ppprof has added: no argument of an operator has their names."""
 

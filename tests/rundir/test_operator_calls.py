@@ -195,19 +195,44 @@ def test_a_backward_pass_moves_with_its_calls(tmp_path: Path) -> None:
     assert [node.is_of_one_leaf for node in backward.nodes] == [False, False, True]
 
 
+def test_products_with_0_move_with_their_calls(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    nodes = [Node("ScaleGradNode", 1, 1, product=1), Node("MeanGradNode", 2, 1)]
+    backward = Backward(0, nodes, [(1, 0), (2, 1)])
+    write_operator_calls(file, OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, [backward]))
+    (read,) = read_operator_calls(file).backwards
+    assert [(node.call, node.product) for node in read.nodes] == [(1, 1), (0, -1)]
+    assert read.multiplied == [(1, 2), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("node", "multiplied"),
+    [(Node("ScaleGradNode", 1, 1, product=3), []), (Node("ScaleGradNode", 1, 1), [(-1, 1)])],
+)
+def test_a_product_that_does_not_exist_is_refused(
+    node: Node, multiplied: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    backward = Backward(0, [node], multiplied)
+    write_operator_calls(file, OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, [backward]))
+    with pytest.raises(ValueError, match="a call that does not exist"):
+        read_operator_calls(file)
+
+
 def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(file, with_backward(Node("MatmulGradNode", 1, 2)))
     content = file.read(1 << 20)
     file.write(
-        content.replace(b"1,2,0,false]", b"1,2]").replace(
+        content.replace(b"1,2,0,false,-1]],[]]", b"1,2]]]").replace(
             b',"not_updated":{},"repeats":[],"repeated_functions":[],"cleared":[],"lengths":{}', b""
         )
     )
-    assert len(file.read(1 << 20)) < len(content)
+    assert b"1,2]]]" in file.read(1 << 20)
     recorded = read_operator_calls(file)
     (node,) = recorded.backwards[0].nodes
-    assert (node.num_unused, node.is_of_one_leaf) == (0, False)
+    assert (node.num_unused, node.is_of_one_leaf, node.product) == (0, False, -1)
+    assert recorded.backwards[0].multiplied == []
     assert (recorded.not_updated, recorded.repeated_functions, recorded.cleared) == ({}, [], [])
     assert recorded.lengths == {}
 

@@ -151,6 +151,7 @@ RULES: tuple[Rule, ...] = (
         thresholds={"least_ratio": LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
     Rule("repeated-call", memory.repeated_call, thresholds=_TIME),
+    Rule("zero-gradients", memory.zero_gradients, thresholds=_TIME),
     Rule(
         "penalty-in-loss",
         products.penalty_in_loss,

@@ -38,6 +38,7 @@ COMPUTATION = frozenset(
             "casts",
             "fusible",
             "unused-gradients",
+            "zero-gradients",
             "gradients-again",
             "repeated-call",
         ),
@@ -70,7 +71,7 @@ WRITTEN = "written-out"
 
 _OF_OPERATORS = (
     *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
-    *("repeated-call", "padded-batches", WRITTEN),
+    *("zero-gradients", "repeated-call", "padded-batches", WRITTEN),
     PENALTY,
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""

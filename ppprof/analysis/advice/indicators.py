@@ -15,6 +15,7 @@ from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.growing_work import GROWING, growing_operators
 from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
+from ppprof.analysis.advice.multiplied_by_zero import multiplied_by_zero
 from ppprof.analysis.advice.own_lines import (
     LEAST_BESIDE,
     line_of_operators,
@@ -206,7 +207,8 @@ beside by statement [statement of the training that calls it] (likewise), beside
 without gradients in function [statement]: the innermost functions below them, or the line in such a one,
 while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
 what is known, with the time of its gradients; or function, with the line that calls it, of such operators), repeated layer (likewise, by layer), repeated function (the functions alone), repeated unused (calls of layers without gradients), caller and earlier [name of repeated] (the lines of
-`ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
+`ppprof.analysis.advice.repeated_calls`), zero (line that multiplies by the number 0, with the time of gradients that are 0 for it), zero term [name of zero] (line that computes
+what it multiplies), zero operators (lines of products, with the time of the operators that only they need), unneeded (layer without an updated parameter,
 with the time of its gradients; or whose optimizer clears them), unneeded passing (likewise, where gradients of other layers pass through it), unneeded
 cleared (those whose optimizer clears them), caller [name of unneeded cleared] (line that calls the function of its line), collection (a line in
 which Python collects garbage), lock
@@ -301,10 +303,11 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.steps:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
+    for_nothing = builder.add_zero()
     penalised = pl.Series([], dtype=pl.Int64)
     if not profile.unrecorded_device:
-        penalised = builder.add_penalties()
-    written = builder.add_written_out(penalised)
+        penalised = builder.add_penalties(for_nothing)
+    written = builder.add_written_out(pl.concat([penalised, for_nothing]))
     if not profile.unrecorded_device:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
@@ -341,7 +344,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     chains = fusible_chains(profile, written)
     builder.add_names("chain", chains.select("step", "name", time_ns=saved_ns))
     vocabulary = vocabulary_work(profile)
-    saved_rows = [pl.Series(written, dtype=pl.Int64)]
+    saved_rows = [pl.Series(written, dtype=pl.Int64), for_nothing]
     if not profile.unrecorded_device:
         discarded = builder.add_discarded()
         saved_rows += [discarded["row"], penalised]
@@ -582,6 +585,17 @@ class IndicatorBuilder:
             lines = calls.with_columns(subject="name", name=kind).drop_nulls("name")
             self.add_names(kind, lines)
 
+    def add_zero(self) -> pl.Series:
+        """Add the lines that multiply by the number 0; return the rows of what is computed for nothing."""
+        found = multiplied_by_zero(self.profile)
+        self.add_names("zero", found.gradients)
+        terms = found.gradients.with_columns(subject="name", name="term").drop_nulls("name")
+        self.add_names("zero term", terms)
+        self.add_names("zero operators", found.operators)
+        tables = (found.gradients, found.operators)
+        rows: pl.Series = pl.concat([table["row"].cast(pl.Int64) for table in tables])
+        return rows
+
     def add_unneeded(self) -> None:
         """Add the layers whose gradients are unused."""
         nodes = unneeded_gradients(self.profile)
@@ -725,9 +739,12 @@ class IndicatorBuilder:
         self.add_names("written line", self.in_lines(saved.with_columns(subject="kind")))
         return found.rows
 
-    def add_penalties(self) -> pl.Series:
-        """Add the penalties on parameters in the loss, their forms, and their line; return their rows."""
-        found = penalties(self.profile)
+    def add_penalties(self, others: pl.Series) -> pl.Series:
+        """Add the penalties on parameters in the loss, their forms, and their line; return their rows.
+
+        The rows ``others`` have another finding: a penalty whose weight is 0 is nothing for the optimizer.
+        """
+        found = penalties(self.profile).filter(~pl.col("row").is_in(others.implode()))
         calls = pl.col("is_parameter").cast(pl.Int64)
         forms = found.with_columns(name="form", calls=calls)
         self.add_names("penalty form", forms)

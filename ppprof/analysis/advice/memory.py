@@ -1,4 +1,4 @@
-"""Rules about memory: devices that are nearly full or fragmented, recomputation despite room, and gradients that are unused or computed again."""
+"""Rules about memory: devices that are nearly full or fragmented, recomputation despite room, and gradients that are unused, 0, or computed again."""
 
 from __future__ import annotations
 
@@ -182,6 +182,28 @@ def unused_gradients(evidence: Evidence) -> list[Finding]:
         **({"wording": "cleared"} if is_cleared else {}),
     }
     return evidence.time_finding("unused-gradients", cost_ns, "possible", facts, layers)
+
+
+def zero_gradients(evidence: Evidence) -> list[Finding]:
+    """Report gradients that are 0, since a tensor is multiplied by the number 0; the cost is their time.
+
+    The operators that only the product needs are a fact without a cost: the training may show their result. With
+    several data-parallel ranks, the product may be there so that all parameters have gradients.
+    """
+    lines = evidence.names("zero")
+    if lines.is_empty():
+        return []
+    cost_ns, line = float(lines["time_ns"].sum()), str(lines["name"][0])
+    facts: dict[str, Fact] = {
+        "zero_ns": cost_ns,
+        "line": line,
+        "term": evidence.first_name("zero term", line),
+        "num_others": lines.height - 1 or None,
+        "term_ns": float(evidence.names("zero operators")["time_ns"].sum()) or None,
+    }
+    is_parallel = evidence.degree("dp") > 1
+    confidence = "possible" if is_parallel else "likely"
+    return evidence.time_finding("zero-gradients", cost_ns, confidence, facts, lines)
 
 
 def gradients_again(evidence: Evidence) -> list[Finding]:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.multiplied_by_zero import multiplied_by_zero
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
 from ppprof.analysis.advice.repeated_calls import repeated_calls
 from ppprof.analysis.profile.event_tree import Tree
@@ -166,8 +167,10 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
 
 
 def _are_apart(profile: Profile) -> Bool:
-    """Return which host events are beside the training, or would not be there without `repeated_calls`."""
-    return starts_beside(profile) | repeated_calls(profile).is_inside
+    """Return which host events are beside the training, or would not be there without `repeated_calls` and gradients that are 0."""
+    is_apart = starts_beside(profile) | repeated_calls(profile).is_inside
+    is_apart[multiplied_by_zero(profile).gradients["row"].to_numpy()] = True
+    return is_apart
 
 
 def _num_backwards(events: pl.DataFrame, tree: Tree) -> pl.Series:
@@ -320,7 +323,7 @@ def _of_layers(profile: Profile, is_repeated: Bool) -> pl.DataFrame:
 
 
 def _of_gradients(profile: Profile, operators: pl.DataFrame) -> pl.DataFrame:
-    """Return the time of the gradients of operators.
+    """Return the time of the gradients of operators, without those that are 0 (`multiplied_by_zero`).
 
     Args:
         profile: one rank's window.
@@ -330,10 +333,13 @@ def _of_gradients(profile: Profile, operators: pl.DataFrame) -> pl.DataFrame:
         The keys, and backward_ns. Keys without gradients have no row.
     """
     keys = [name for name in operators.columns if name != "operators"]
-    gradients = profile.trace.events.select("forward", "dur_ns", "name").filter(
+    rows = multiplied_by_zero(profile).gradients["row"].cast(pl.Int64)
+    events = profile.trace.events.select("forward", "dur_ns", "name").with_row_index("row")
+    gradients = events.filter(
         pl.col("forward").is_not_null()
         & pl.col("name").cast(pl.String).str.starts_with("Local_").not_()
-    )
+        & pl.col("row").cast(pl.Int64).is_in(rows.implode()).not_()
+    ).drop("row")
     of_operators = operators.select(*keys, forward="operators").explode("forward")
     return (
         gradients.with_columns(pl.col("forward").cast(pl.Int64))

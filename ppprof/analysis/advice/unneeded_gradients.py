@@ -24,6 +24,7 @@ from ppprof.trace.operator_inputs import (
     NOT_UPDATED,
     NUM_GRADIENTS,
     UNUSED_GRADIENTS,
+    ZERO,
     attributes_of,
     operator_of_gradient,
 )
@@ -44,7 +45,7 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         nodes       ########    uuuuuuu                   #########    #u#u#u#u
                                 all their time counts                  half of that of products
 
-    Nodes that run again count for `repeated_gradients`, those of calls that compute again what is known for
+    Nodes whose gradients are 0 count for `ppprof.analysis.advice.multiplied_by_zero`, those that run again for `repeated_gradients`, those of calls that compute again what is known for
     `repeated_calls`, and nodes of operators outside such layers not at all.
 
     Returns:
@@ -125,8 +126,10 @@ def _layer(profile: Profile, kind: str, attributes: str) -> _Layer | None:
 
 
 def _share(attributes: str) -> float:
-    """Return which share of a node's gradients is unused; 0 without the attributes of a node."""
+    """Return which share of a node's gradients is unused; 0 without the attributes of a node, and of those that are 0."""
     known = attributes_of(attributes) if UNUSED_GRADIENTS in attributes else {}
+    if ZERO in known:
+        return 0.0
     num, unused = known.get(NUM_GRADIENTS), known.get(UNUSED_GRADIENTS)
     if type(num) is not int or type(unused) is not int or not 0 < unused <= num:
         return 0.0

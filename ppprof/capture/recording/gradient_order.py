@@ -180,6 +180,38 @@ def unused_gradients(order: Sequence[GraphNode], unused: Set[int]) -> list[int]:
     return [sum(address in leading for address in node.below) for node in order]
 
 
+def zero_gradients(
+    order: Sequence[GraphNode], roots: Set[int], products: Mapping[int, int]
+) -> list[int]:
+    """Return by which product with 0 all gradients of each node are 0; -1 if they may be others.
+
+    ::
+
+        loss ─ add ┬ mean ─ a ┬ b ─ w        x0: the node of term * 0
+                   └ x0 ─ c ─ d ┘            x0, c and d: zero; b is not, since a leads to it, too
+
+    What a function of Python returns for gradients that are 0 may be anything: an auxiliary loss is added
+    to the graph in this way. So nothing below its node is zero by those above.
+
+    Args:
+        order: from `gradient_order`: a node comes after those that lead to it.
+        roots: the addresses of the nodes of the tensors that ``run_backward`` is called with.
+        products: number of the product, from 0, by the address of its node.
+    """
+    above: dict[int, int] = dict.fromkeys(roots, -1)
+    marks: list[int] = []
+    for node in order:
+        mark = above.get(node.address, -1)
+        if _may_hide_parameters(node.name):
+            mark = -1
+        elif mark < 0:
+            mark = products.get(node.address, -1)
+        marks.append(-1 if node.name == ACCUMULATION else mark)
+        for other in node.below:
+            above[other] = min(above.get(other, mark), mark) if mark >= 0 else -1
+    return marks
+
+
 def leaves_below_functions(order: Sequence[GraphNode], leaves: Set[int]) -> set[int]:
     """Return those of some leaves whose gradients may let a function run that trains hidden parameters.
 

@@ -26,7 +26,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import paddle
@@ -39,7 +39,6 @@ from ppprof.arrays import Int64
 from ppprof.capture.recording.cleared_gradients import CallId, ClearedGradients
 from ppprof.capture.recording.gradient_order import (
     ACCUMULATION,
-    GraphNode,
     TooLongError,
     gradient_order,
     leaves_below_functions,
@@ -59,9 +58,11 @@ from ppprof.capture.recording.updated_parameters import (
 )
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.capture.recording.value_numbers import Value, ValueNumbers
+from ppprof.capture.recording.zero_products import BackwardGraph, ZeroProducts
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
 from ppprof.rundir.operator_calls import (
+    PRODUCTS_WITH_NUMBER,
     RUN_BACKWARD,
     Backward,
     Cleared,
@@ -70,6 +71,7 @@ from ppprof.rundir.operator_calls import (
     Repeat,
     RepeatedFunction,
     Signature,
+    is_product_with_zero,
     write_operator_calls,
 )
 from ppprof.rundir.run_file import RunFile
@@ -91,15 +93,6 @@ _COMPARED_STEPS = 2
 """First steps of a segment, after which parameters are looked at: the training may change them itself."""
 _MOST_WALK_NS = 50_000_000
 """How long a window may look at graphs of gradients, in all."""
-
-
-class _Graph(NamedTuple):
-    """What a call that computes gradients runs."""
-
-    nodes: list[GraphNode]
-    created_by: list[CallId | None]
-    is_of_inputs: bool
-    """Whether the call is ``paddle.grad``, which returns the gradients: they are used."""
 
 
 class WindowCalls:
@@ -131,9 +124,10 @@ class WindowCalls:
         graphs are no longer looked at."""
         self._freed: dict[int, tuple[Any, Any]] = {}
         """A tensor whose memory was freed, and its node, by the tensor's identity."""
-        self.backwards: dict[CallId, _Graph] = {}
+        self.backwards: dict[CallId, BackwardGraph] = {}
         self.states = ParameterStates()
         self.cleared = ClearedGradients()
+        self._zero_products = ZeroProducts()
         self._walked_ns = 0
         self._kept: list[Any] = []
         self._num_kept = 0
@@ -201,12 +195,28 @@ class WindowCalls:
             node = node_of(tensor) if node_of is not None else None
             if node is not None and calls is not None and node.node_ptr() != before:
                 calls[node.node_ptr()] = call
+                if name in PRODUCTS_WITH_NUMBER:
+                    self._zero_products.note(call, before)
                 if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
                     self.stop_looking_at_graphs()
                 if name == "linear" and node.name() == "AddGradNode":
                     for product in node.next_functions[:1]:  # it made two nodes
                         calls[product.node_ptr()] = call
         except Exception as error:  # no tensor
+            pass_interruption(error)
+
+    def note_derived(self, results: Sequence[Any], call: CallId) -> None:
+        """Note the nodes of the gradients that ``paddle.grad`` has returned, if others can be computed through them."""
+        calls, node_of = self.calls_of_nodes, self._node_of
+        if calls is None or node_of is None:
+            return
+        try:
+            nodes = [node_of(each) for each in results if each is not None]
+            addresses = {0 if node is None else int(node.node_ptr()) for node in nodes}
+            # A result may be an argument, whose node another call has created.
+            self._zero_products.note_derived(call, len(addresses))
+            calls.update((each, call) for each in addresses - calls.keys() - {0})
+        except Exception as error:  # no tensors
             pass_interruption(error)
 
     def before_call(
@@ -337,7 +347,7 @@ class WindowCalls:
         self.calls_of_nodes = None
         self._freed.clear()
 
-    def graph_of(self, tensors: Any, inputs: Any, *, retains: bool) -> _Graph | None:
+    def graph_of(self, tensors: Any, inputs: Any, *, retains: bool) -> BackwardGraph | None:
         """Return the nodes that compute the gradients of tensors; None if that is unknown.
 
         Args:
@@ -361,13 +371,14 @@ class WindowCalls:
             self.stop_looking_at_graphs()
             return None
         self._walked_ns += time.thread_time_ns() - begin
-        created_by = [
-            None if node.name == ACCUMULATION else calls.get(node.address) for node in order
-        ]
+        noted = [None if node.name == ACCUMULATION else calls.get(node.address) for node in order]
+        created_by = [None if call in self.backwards else call for call in noted]
+        derived_by = [call if call in self.backwards else None for call in noted]
         if not retains:  # another node may lie there soon
             for node in order:
                 calls.pop(node.address, None)
-        return _Graph(order, created_by, inputs is not None)
+        starts = frozenset(int(root.node_ptr()) for root in roots if root is not None)
+        return BackwardGraph(order, created_by, inputs is not None, starts, derived_by)
 
     def _called_layers(self) -> list[Any]:
         return [layer for _, _, layer in list(self.layers.values())]
@@ -461,12 +472,17 @@ class WindowCalls:
         return {id(each): self.address_of([each]) for each in parameters}
 
     def backwards_of(
-        self, rows: Int64, unused: Iterable[Any], cleared: Mapping[CallId, Set[int]]
+        self,
+        rows: Int64,
+        signatures: Sequence[Signature],
+        unused: Iterable[Any],
+        cleared: Mapping[CallId, Set[int]],
     ) -> list[Backward]:
         """Return the calls that computed gradients, with rows of calls in place of their starts.
 
         Args:
             rows: the calls.
+            signatures: their signatures.
             unused: parameters whose gradients are unused.
             cleared: from `cleared_leaves`.
         """
@@ -476,19 +492,28 @@ class WindowCalls:
             (thread, start): row for row, (thread, start) in enumerate(rows[:, :2].tolist())
         }
         leaves = frozenset(self.address_of([parameter]) for parameter in unused) - {0}
+        by_zero = [row for row, each in enumerate(signatures) if is_product_with_zero(each)]
+        products = frozenset(np.flatnonzero(np.isin(rows[:, 3], by_zero)).tolist())
+        zero = self._zero_products.found(self.backwards, row_of, products)
 
-        def nodes_of(call: CallId, graph: _Graph) -> list[Node]:
+        def nodes_of(call: CallId, graph: BackwardGraph) -> list[Node]:
             of_none = frozenset() if graph.is_of_inputs else leaves | cleared.get(call, set())
             counts = unused_gradients(graph.nodes, of_none)
             # The inputs of paddle.grad may be no leaves: several results of one operator have one node.
             of_one = [not graph.is_of_inputs and each for each in of_one_leaf(graph.nodes)]
+            by_products = zero[call].products if call in zero else [-1] * len(graph.nodes)
+            columns = zip(graph.nodes, graph.created_by, counts, of_one, by_products)
             return [
-                Node(node.name, row_of.get(by, -1), node.num_gradients, num, is_of_one)
-                for node, by, num, is_of_one in zip(graph.nodes, graph.created_by, counts, of_one)
+                Node(node.name, row_of.get(by, -1), node.num_gradients, num, is_of_one, product)
+                for node, by, num, is_of_one, product in columns
             ]
 
         return [
-            Backward(row_of[call], nodes_of(call, graph))
+            Backward(
+                row_of[call],
+                nodes_of(call, graph),
+                zero[call].multiplied if call in zero else [],
+            )
             for call, graph in list(self.backwards.items())
             if call in row_of
         ]
@@ -719,7 +744,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             signatures_of_calls,
             list(_DTYPES),
             rows,
-            window.backwards_of(rows, unused.values(), leaves),
+            window.backwards_of(rows, signatures_of_calls, unused.values(), leaves),
             [_encodable(name) for _, name, _ in window.layers.values()],
             layer_calls,
             self._not_updated(window, unused),
@@ -870,6 +895,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window.add((thread, start, end, window.row((RUN_BACKWARD, -1)), _NO_DTYPE))
             if graph is not None and graph.nodes:
                 window.backwards[thread, start] = graph
+                if is_of_inputs:
+                    window.note_derived(result, (thread, start))
             return result
 
         return wrapper

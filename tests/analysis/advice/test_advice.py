@@ -45,6 +45,7 @@ from tests.fixtures.findings import (
     PARAMETERS,
     TRIGGERS,
     US,
+    Called,
     accumulated,
     accumulating,
     ahead,
@@ -59,6 +60,7 @@ from tests.fixtures.findings import (
     calls_of_backward_twice,
     calls_of_distilling,
     calls_of_encoding,
+    calls_of_switching_off,
     calls_of_teaching,
     casting,
     collecting,
@@ -91,6 +93,7 @@ from tests.fixtures.findings import (
     recorded,
     sleeping,
     stages,
+    switching_off,
     taking,
     teaching,
     thread,
@@ -177,6 +180,7 @@ NEARLY = {
         "calls": [calls_of_teaching(45)],
     },
     "repeated-call": {"threads": [encoding(4)], "calls": [calls_of_encoding(4)]},
+    "zero-gradients": {"threads": [switching_off()], "calls": [calls_of_switching_off(*[2] * 6)]},
     "penalty-in-loss": differentiating(*penalised(*PARAMETERS[:3]), each=25, updated=PARAMETERS),
     "many-small-operators": {"threads": [looping(63)]},
     "unexplained": {"threads": [sleeping(480)]},
@@ -1759,6 +1763,98 @@ def test_a_layer_with_an_optimizer_has_no_unused_gradients(tmp_path):
     calls = dataclasses.replace(calls_of_distilling(), not_updated={})
     path = run(tmp_path / "log", [distilling()], calls=[calls])
     assert "unused-gradients" not in {each.rule for each in ppprof.advise(ppprof.open(path))}
+
+
+@pytest.mark.parametrize(("factors", "steps"), [((0,) * 6, 6), ((0, 0, 0, 2, 2, 2), 3)])
+def test_gradients_are_0_in_the_steps_that_multiply_by_0(factors, steps, tmp_path):
+    """A weight that begins with 0 costs nothing later. A mean step has a half of what three of six steps have."""
+    calls = calls_of_switching_off(*factors)
+    path = run(tmp_path / "log", [switching_off()], calls=[calls])
+    finding = one("zero-gradients", ppprof.advise(ppprof.open(path)))
+    assert finding.cost_ns == 200 * US * steps / 6
+    assert finding.facts["term_ns"] == 220 * US * steps / 6
+
+
+def test_a_product_with_0_of_what_others_use_says_only_its_own_line(tmp_path):
+    """Its gradients are 0, but the operators below are needed."""
+    calls = calls_of_switching_off(term=-1)
+    path = run(tmp_path / "log", [switching_off()], calls=[calls])
+    finding = one("zero-gradients", ppprof.advise(ppprof.open(path)))
+    facts = [finding.facts[name] for name in ("line", "term", "term_ns")]
+    assert facts == ["train.py:9, loss()", None, 20 * US]
+
+
+def multiplied_by_0(options, product):
+    """Return options of a run, all of whose gradients are 0 for a product."""
+    (calls,) = options["calls"]
+    (backward,) = calls.backwards
+    nodes = [msgspec.structs.replace(node, product=product) for node in backward.nodes]
+    others = [(row, product) for row in range(product + 1)]
+    backwards = [Backward(backward.call, nodes, others)]
+    return {**options, "calls": [dataclasses.replace(calls, backwards=backwards)]}
+
+
+def test_a_penalty_that_is_multiplied_by_0_is_no_task_of_the_optimizer(tmp_path):
+    """Its eight gradients of 25, and that of the product, are 0: the optimizer has nothing to do in their place."""
+    product = Called("scale", ((),), {"X1": 0}, line=8)
+    options = differentiating(*penalised(*PARAMETERS), product, each=25, updated=PARAMETERS)
+    path = run(tmp_path / "log", **multiplied_by_0(options, 8))
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["zero-gradients"] == 225 * US
+    assert "penalty-in-loss" not in costs
+
+
+def test_casts_of_gradients_that_are_0_count_once(tmp_path):
+    called = (Called("cast", ((64, 64),), {"X1": "float16"}), Called("scale", ((),), {"X1": 0}))
+    options = differentiating(*called, each=200)
+    costs = [
+        {
+            each.rule: each.cost_ns
+            for each in ppprof.advise(ppprof.open(run(tmp_path / name, **case)))
+        }
+        for name, case in (("zero", multiplied_by_0(options, 1)), ("other", options))
+    ]
+    assert costs[0]["zero-gradients"] == 400 * US
+    assert "casts" not in costs[0]
+    assert costs[1] == {"casts": 360 * US}  # of the gradient, its own part
+
+
+def test_small_gradients_that_are_0_count_once(tmp_path):
+    """A loop of 256 operators of 1, whose gradients take as long: fewer operators would save the forward part."""
+    called = [Called("slice", ((4,),), line=7 + number % 2) for number in range(256)]
+    options = differentiating(*called, Called("scale", ((),), {"X1": 0}, line=9), each=1)
+    costs = [
+        {
+            each.rule: each.cost_ns
+            for each in ppprof.advise(ppprof.open(run(tmp_path / name, **case)))
+        }
+        for name, case in (("zero", multiplied_by_0(options, 256)), ("other", options))
+    ]
+    assert costs[0]["zero-gradients"] == 257 * US
+    assert costs[1]["many-small-operators"] == 512 * US
+    assert costs[0]["many-small-operators"] == 256 * US
+
+
+def test_gradients_that_are_0_are_unused_once(tmp_path):
+    """The term is of a layer that no optimizer has."""
+    calls = calls_of_switching_off()
+    line = 'File "train.py", line 5, in loss'
+    teachers = calls.calls[calls.calls[:, 3] == 0][:, :4]
+    backwards = [
+        Backward(
+            each.call,
+            [msgspec.structs.replace(node, num_unused=1) for node in each.nodes],
+            each.multiplied,
+        )
+        for each in calls.backwards
+    ]
+    calls = dataclasses.replace(
+        calls, backwards=backwards, layers=[""], layer_calls=teachers, not_updated={0: line}
+    )
+    path = run(tmp_path / "log", [switching_off()], calls=[calls])
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["zero-gradients"] == 200 * US
+    assert "unused-gradients" not in costs
 
 
 @pytest.mark.parametrize(
