@@ -206,25 +206,23 @@ def period_of(slow: pl.DataFrame, steps: pl.DataFrame) -> int | None:
     lengths = steps.group_by("step").agg(pl.col("step_ns").max())
     every_step, step_ns = lengths["step"].to_numpy(), lengths["step_ns"].to_numpy()
     distances = np.unique(np.concatenate([np.diff(number), number[2:] - number[:-2]]))
-    num_tried = len(every_step) ** 2 / (
-        2 * EVEN**2
-    )  # all distances with so many steps, from any first step
-    best: tuple[float, int] | None = None
+    # All distances at which so many steps lie, from any first step.
+    num_tried = len(every_step) ** 2 / (2 * EVEN**2)
+    best_share, best = 0.0, None
     for distance in distances[distances > 1].tolist():
-        for first in np.unique(number % distance).tolist():
-            is_at = every_step % distance == first
-            here, others = step_ns[is_at], step_ns[~is_at]
-            least = np.quantile(here, 1 - _NEARLY_ALL, method="lower")
-            probability = ((others >= least).sum() + 1) / (len(others) + 1)
-            own = excess[number % distance == first]
-            share = float(own.sum() / excess.sum())
-            usual_ns = np.median(here) - np.median(others)
-            is_chance = num_tried * probability ** len(here) >= _BY_CHANCE
-            if len(here) < EVEN or is_chance or usual_ns < own.mean() / 2:
-                continue
-            if share >= ALL_OF_IT and (best is None or share > best[0]):
-                best = share, distance
-    return best[1] if best else None
+        shares = np.bincount(number % distance, excess) / excess.sum()
+        first, share = int(shares.argmax()), float(shares.max())
+        is_at = every_step % distance == first
+        here, others = step_ns[is_at], step_ns[~is_at]
+        if len(here) < EVEN or not len(others) or share < ALL_OF_IT or share <= best_share:
+            continue
+        least = np.quantile(here, 1 - _NEARLY_ALL, method="lower")
+        probability = ((others >= least).sum() + 1) / (len(others) + 1)
+        usual_ns = np.median(here) - np.median(others)
+        is_chance = num_tried * probability ** len(here) >= _BY_CHANCE
+        if not is_chance and usual_ns >= excess[number % distance == first].mean() / 2:
+            best_share, best = share, distance
+    return best
 
 
 def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | None:
