@@ -188,7 +188,9 @@ def _without_middle(name: str, limit: int) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
 
 
-_SOURCE_LINE = re.compile(r"(?P<folders>(?:[^\s(/]*/)*)[^\s(/]*\.py:\d+(?:, [\w.<>]+\(\))?")
+_SOURCE_LINE = re.compile(
+    r"(?<![^\s(])(?P<folders>(?:[^\s(/]*/)*)[^\s(/]*\.py:\d+(?:, [\w.<>]+\(\))?"
+)
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|::operator\(\)")
 _RETURN_TYPE = re.compile(r"\A(?:void|std::enable_if\S*) ")
 _PARAMETERS = re.compile(r"(?<=[\w>})])\([^()]*\)(?: const)?(?: \[clone[^]]*\])?| \(\*\)")

@@ -219,6 +219,7 @@ def _attach(
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # the training may change its directory
+    has_peers = job.topology.world_size > 1
 
     device_events = DeviceEvents.here()
     timer = StepTimer() if device_events is None else DeviceStepTimer(device_events)
@@ -263,7 +264,7 @@ def _attach(
         store=store if windows is not None else None,
         post_processor=post_processor,
         brief=profiler.brief,
-        has_rings=flight_recorder is not None and job.topology.world_size > 1,
+        has_rings=has_peers and flight_recorder is not None,
     )
 
     parts: list[Part | None] = [
@@ -276,7 +277,9 @@ def _attach(
         states,
         [part for part in parts if part is not None],
         timer=timer,
-        communication_ns=flight_recorder.take_communication_ns if flight_recorder else None,
+        communication_ns=flight_recorder.take_communication_ns
+        if has_peers and flight_recorder
+        else None,
         rank=job.rank,
         stop_training=profiler.stop_training,
         saves=run is not None,
@@ -319,8 +322,7 @@ def _out_of_memory(job: Job, run: Path) -> Part | None:
 def _flight_recorder(
     profiler: ProfilerConfig, job: Job, run: Path, is_paused: Callable[[], bool], first_step: int
 ) -> FlightRecorder | None:
-    is_wanted = profiler.flight_recorder and job.topology.world_size > 1
-    if not is_wanted and profiler.hang_after is None:
+    if not profiler.flight_recorder and profiler.hang_after is None:
         return None
     with _without(job.rank, "ppprof hang will not know this rank", Exception):
         from ppprof.capture.ranks.flight_recorder import FlightRecorder

@@ -78,8 +78,8 @@ class FinishedStep(NamedTuple):
     """Worker processes that Paddle's DataLoaders started in the step; None if that is unknown."""
     starting_ns: int | None = None
     """Time that this took, with that of stopping and resuming workers; None if it is unknown."""
-    collection_ns: int | None = None
-    """Time of Python's full garbage collections in the step; None if it is unknown."""
+    num_collections: int | None = None
+    """Full garbage collections of Python in the step; None if that is unknown."""
 
     def costing(self, cost: StepCost) -> FinishedStep:
         """Return the step with the cost that has become known."""
@@ -468,7 +468,7 @@ class StepsPart(Part):
             step.paused_for,
             step.started_workers,
             step.starting_ns,
-            step.collection_ns,
+            step.num_collections,
             None,
         )
         return _new(StepRecord, values)

@@ -147,8 +147,8 @@ class ProfilerConfig:
     """Keep the source lines that take the most time, with their neighbours, of files below the
     working directory."""
     flight_recorder: bool = True
-    """Note the last 2,048 communication operations of each rank, at any time, for ``ppprof
-    hang``."""
+    """Note the last 2,048 communication operations of each rank, at any time, and answer when
+    ``ppprof hang --stacks`` asks for stacks."""
     hang_after: Optional[float] = knob(None, above=0, maximum=1_000_000)
     """Seconds without the end of a step after which the stacks of all threads are written, for
     ``ppprof hang``; blank for never."""

@@ -27,6 +27,7 @@ from ppprof.run.run import Run, opened
 from ppprof.run.traces import WindowResult
 from ppprof.rundir import read_manifest
 from ppprof.rundir.clocks import Clocks
+from ppprof.rundir.liveness import has_failed
 from ppprof.rundir.recordings import Recording, RunLocation
 from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import RankSelector
@@ -75,16 +76,21 @@ def collect_evidence_of_run(
     if not run.has_traces:
         return _evidence_of_step_times(run, ranks, window, steps)
     indicators: dict[int, list[Indicators]] = {}
-    analyses, graphs = [], []
+    analyses, of_windows, graphs = [], [], []
     recordings = run.select_ranks(ranks, window)
     has_graph = are_all_ranks(run, {recording.rank for recording in recordings})
     work = partial(analyze, most_nodes=MOST_NODES // len(recordings) if has_graph else 0)
     for result in run.map_windows(work, recordings, executor):
         analysis, of_window, graph = result.value
-        indicators.setdefault(result.recording.rank, []).append(of_window)
+        of_windows.append(of_window)
         analyses.append(result.map(analysis))
         graphs.append(result.map(graph))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
+    any_has_steps = any(each.value.has_steps for each in analyses)
+    for each, of_window in zip(analyses, of_windows):
+        # All of a window without steps would be in step 0 of another window.
+        if each.value.has_steps == any_has_steps:
+            indicators.setdefault(each.recording.rank, []).append(of_window)
     of_ranks = {rank: concat_indicators(parts) for rank, parts in indicators.items()}
     return collect_evidence(run, cluster, of_ranks, graph_of_job(run, cluster, graphs), ranks)
 
@@ -160,7 +166,8 @@ def collect_evidence(
     paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
     version = str(paddle) if paddle else None
     of_job = graph if are_all_ranks(run, indicators) else None
-    return Evidence(cluster, times, indicators, config, run.topology, version, of_job)
+    failed = any(map(has_failed, run.paths))
+    return Evidence(cluster, times, indicators, config, run.topology, version, of_job, failed)
 
 
 def _evidence_of_step_times(

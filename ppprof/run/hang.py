@@ -222,6 +222,8 @@ class Hang:
     """When a signal ended the ranks of `stacks` that one has ended, on this machine's clock."""
     uneven: Uneven | None = None
     """None without one, and if no rank waits."""
+    num_ranks: int | None = None
+    """Of the job; None if it is unknown."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """What the first of `suspects` wrote last on their threads (`Stacks`); "" without."""
 
@@ -356,6 +358,9 @@ class Hang:
                 "no rank waits: the sessions of all ranks have ended without an error, and nothing "
                 "is noted after that"
             )
+        if self.num_ranks == 1 and not self.last:
+            how = self._how(self.ranks[0]) or "--stacks shows where it is"
+            return f"the job has one rank, which waits for no other: {how}"
         text = "no rank waits in a communication operation that Python called"
         if not self.last:
             text = (
@@ -442,6 +447,11 @@ class Hang:
         at = f"at {stacks.place}" if stacks.place else ""
         if self.runs_here(rank) or not stacks.is_of_the_end:
             last = f"last seen {at}" if at else ""
+            if at and stacks.waits_for_ended_loader:
+                last += (
+                    ", where it waits for a DataLoader whose thread has ended, as by an exception of the "
+                    "dataset, which the training's error output shows"
+                )
             return ", ".join(filter(None, [self._state(rank), last]))
         if stacks.is_crash:
             return f"crashed{at and f' {at}'}: {stacks.end}"
@@ -501,7 +511,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     if not rings:
         raise InputError(
             f"{runs[0]}: no rank has noted its communication (flight/); it is noted while a session is "
-            "open in a job of several ranks, unless Profiler.flight_recorder is False"
+            "open, unless Profiler.flight_recorder is False"
         )
     missing = _Missing(rings)
     waits = _without_computing(
@@ -554,6 +564,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
         stacks=stacks,
         ended_ns={rank: ns + offsets_ns.get(rank, 0) for rank, ns in ended_ns.items() if ns},
         uneven=_first_uneven(rings) if waiting else None,
+        num_ranks=_num_ranks(runs[0]),
         departures=_departures([rings[rank] for rank in sorted(involved)]) if waiting else (),
     )
 
@@ -637,6 +648,13 @@ def _started(run: Path) -> float:
     with suppress(InputError, KeyError, ValueError, TypeError):
         return datetime.fromisoformat(read_manifest(run)["started"]).timestamp()
     return 0.0
+
+
+def _num_ranks(run: Path) -> int | None:
+    with suppress(InputError, KeyError):
+        num = read_manifest(run)["world_size"]
+        return num if type(num) is int else None
+    return None
 
 
 def _offsets_ns(runs: Sequence[Path], states: Mapping[int, RankState]) -> dict[int, int]:

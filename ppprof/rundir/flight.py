@@ -81,6 +81,7 @@ _FRAME = re.compile(
 _LIBRARY = re.compile(
     r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|/ppprof/(?:capture|integrations)/"
 )
+_LOADER = "paddle/io/dataloader/dataloader_iter.py"
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U(000[0-9a-f]{5}))")
 """How ``faulthandler`` writes what is not ASCII."""
 _MANY_THREADS = "\n...\n"
@@ -388,6 +389,21 @@ class Stacks:
         frames = _FRAME.finditer(first if is_known else "")
         own = [each for each in frames if not _LIBRARY.search(each["file"])]
         return next((f"{each['name']}:{each['line']} {each['function']}" for each in own), "")
+
+    @property
+    def waits_for_ended_loader(self) -> bool:
+        """Whether the main thread waits for a batch of Paddle's DataLoader whose own thread has ended.
+
+        An exception of the dataset ends it, but not the wait for it (Paddle 3.3, num_workers=0).
+        """
+        first = _FRAME.search(self._threads[0]) if self._threads and not self._is_cut else None
+        if first is None or not first["file"].endswith(_LOADER) or first["function"] != "__next__":
+            return False
+        frames = (frame for each in self._threads for frame in _FRAME.finditer(each))
+        return not any(
+            frame["function"] == "_thread_loop" and frame["file"].endswith(_LOADER)
+            for frame in frames
+        )
 
     @property
     def shown(self) -> str:

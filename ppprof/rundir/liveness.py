@@ -179,6 +179,11 @@ def rank_states(run: Path) -> dict[int, RankState]:
     return states
 
 
+def has_failed(run: Path) -> bool:
+    """Return whether an exception or a signal ended a rank's session."""
+    return any(True for _ in matches(run, "failed", _FAILURE))
+
+
 def _ended_by(kind: str) -> str:
     return f"ended by {'Profiler.hang_exit_code' if kind.upper() == HANG else kind.upper()}"
 

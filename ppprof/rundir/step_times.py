@@ -37,7 +37,7 @@ STEP_TIMES = {
     "paused_for": pl.String,
     "started_workers": pl.Int64,
     "starting_ns": pl.Int64,
-    "collection_ns": pl.Int64,
+    "num_collections": pl.Int64,
     "others_ratio": pl.Float64,
     "num_before": pl.Int64,
 }

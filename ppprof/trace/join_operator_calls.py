@@ -486,6 +486,8 @@ def _with_products(
             if product is not None:
                 zero[row] = numbers[product]
         for call, product in run.alike[0].multiplied:
+            if product not in numbers:
+                continue
             rows, _ = gradients.get(run.call + call, ((), ()))
             multiplied.update(dict.fromkeys(rows, numbers[product]))
             if not rows:

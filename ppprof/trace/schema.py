@@ -346,7 +346,7 @@ class Trace:
     """Steps whose device events are not all in the file, ascending: `Profile` leaves them out. The
     result of ``ppprof.analysis.profile.wholeness``, as are ``doubts``."""
     doubts: tuple[str, ...] = ()
-    """What is wrong: device events are ``lost``, ``few``, ``cut`` or ``unlaunched``, or steps ``unmarked`` or ``unfinished``."""
+    """What is wrong: device events are ``lost``, ``few``, ``cut`` or ``unlaunched``, or steps ``unmarked``."""
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
     has_format_of_kineto: bool = False

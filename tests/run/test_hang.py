@@ -17,6 +17,7 @@ import pytest
 from ppprof.cli.schema import schema_text
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
+from ppprof.rundir import write_manifest
 from ppprof.rundir.clocks import Reading, clocks_path, line_of
 from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ending_line, open_stacks, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
@@ -230,6 +231,44 @@ def test_of_another_host_a_crash_is_believed(job: Job) -> None:
     assert not hang.may_answer(2)
 
 
+IN_LOADER = (
+    "Thread 0x1 (most recent call first):\n"
+    '  File "/usr/lib/python3/dist-packages/paddle/io/dataloader/dataloader_iter.py", line 307 in {}\n'
+    '  File "/home/user/train.py", line 10 in main\n'
+)
+READS = (
+    "Thread 0x2 (most recent call first):\n"
+    '  File "/home/user/data.py", line 3 in __getitem__\n'
+    '  File "/usr/lib/python3/dist-packages/paddle/io/dataloader/dataloader_iter.py", line 233 in {}\n\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_ended"),
+    [
+        (IN_LOADER.format("__next__"), True),
+        (READS.format("_thread_loop") + IN_LOADER.format("__next__"), False),  # it reads on
+        (IN_LOADER.format("__init__"), False),
+        (IN_LOADER.format("__next__").replace("paddle", "other"), False),
+        (f"{IN_LOADER.format('__next__').rstrip()}\n...\n", False),  # threads are left out
+    ],
+)
+def test_a_job_of_one_rank_waits_for_none_but_for_its_loader(
+    job: Job, text: str, has_ended: bool
+) -> None:
+    write_manifest(job.run, {"world_size": 1})
+    job.rank(0)
+    LivenessRegistry(job.run, Topology.of(), 0)
+    alone = "the job has one rank, which waits for no other: "
+    assert job.hang().verdict() == f"{alone}--stacks shows where it is"
+    fd = open_stacks(job.run, 0)
+    os.write(fd, f"Requested 0123456789ab\n\n{text}".encode())
+    os.close(fd)
+    verdict = job.hang().verdict()
+    assert verdict.startswith(alone)
+    assert ("a DataLoader whose thread has ended" in verdict) == has_ended
+
+
 def test_a_rank_that_caught_an_exception_of_a_backward_is_not_waited_for(job: Job) -> None:
     """It went on to an all_reduce."""
     for rank in (0, 2, 3):
@@ -313,7 +352,7 @@ def test_ranks_that_ended_in_one_way_are_named_together_with_their_last_lines(jo
             f'  File "/home/user/train.py", line {53 if reason else 71} in save\n'
             '  File "/home/user/train.py", line 90 in <module>\n'
         )
-        os.write(fd, text.encode())
+        os.write(fd, f"Requested 0123456789ab\n\n{text}".encode())
         os.close(fd)
     hang = job.hang()
     assert hang.causes == (1, 2, 3)

@@ -43,7 +43,7 @@ from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
 from ppprof.analysis.efficiency.copied_inputs import TIMES_USUAL
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
-from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import CUT, FEW, LOST, UNLAUNCHED
 from ppprof.trace.device_clock import UNSTEADY
 
@@ -296,7 +296,6 @@ _UNDERMINED = {
     CUT: _OF_LENGTHS,
     UNLAUNCHED: IDLE,
     UNMARKED: frozenset[str](),
-    UNFINISHED: frozenset(rule.name for rule in RULES if rule.about not in ("memory", "trust")),
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
     - {"input-bound", "between-steps", "no-device-events"},
@@ -316,6 +315,8 @@ def advise(evidence: Evidence) -> Findings:
     without a cost come after the findings of their severity with a cost.
     """
     undermined = frozenset().union(*(_UNDERMINED[doubt] for doubt in evidence.doubts))
+    if evidence.is_unfinished:
+        undermined |= {rule.name for rule in RULES if rule.about not in ("memory", "trust")}
     found = [finding for rule in RULES for finding in rule.find(evidence)]
     withheld = dict.fromkeys(finding.rule for finding in found if finding.rule in undermined)
     findings = disjoint((each for each in found if each.rule not in undermined), evidence)

@@ -52,7 +52,9 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "line": line,
             "line_ns": None if is_alone else own["time_ns"][0],
             "statement": None if is_alone else str(statement),
-            "caller": str(statement) if own.height == 1 and line in shared["name"] else None,
+            "caller": str(statement)
+            if own.height == 1 and line in shared["name"] and not is_whole
+            else None,
             "beside_ns": time_ns,
             "samples": samples,
             **_functions(evidence, line, own["time_ns"][0], is_shared=is_shared),
@@ -97,8 +99,8 @@ def without_gradients(evidence: Evidence) -> list[Finding]:
     for line, time_ns, samples in lines.select("name", "time_ns", "samples").iter_rows():
         if time_ns >= LEAST_BESIDE * evidence.step_ns:
             functions = evidence.names("without gradients in function", subject=line)
-            is_most = functions["time_ns"].sum() >= time_ns / 2
-            function = functions["name"][0] if is_most and functions.height else None
+            largest = functions.filter(pl.col("time_ns") >= time_ns / 2)
+            function = largest["name"][0] if largest.height else None
             facts = {"line": line, "function": function, "without_ns": time_ns, "samples": samples}
             rows = lines.filter(pl.col("name") == line)
             found = evidence.time_finding("without-gradients", time_ns, "possible", facts, rows)

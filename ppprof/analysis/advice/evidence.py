@@ -33,6 +33,7 @@ from ppprof.analysis.profile.step_basis import (
     num_before,
     unrecorded_steps,
 )
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import COLLECTIVES, KEYS
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
@@ -86,6 +87,8 @@ class Evidence:
     """The version of Paddle that trained, such as ``3.3.1``; None if unknown."""
     graph: Graph | None = None
     """The work of all ranks of the job; None if a rank lacks a window, or the job is too large."""
+    has_failed: bool = False
+    """Whether a rank ended by an exception or a signal."""
 
     def setting(self, key: str) -> Any:
         """Return the value of a dotted key in the config; None if the key is missing.
@@ -205,6 +208,11 @@ class Evidence:
         """
         device = self.indicators[rank].unrecorded_device if rank in self.indicators else ""
         return device.partition(",")[0].partition(":")[0]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the training failed in the first step that was recorded, so that no time of a step is known."""
+        return self.has_failed and UNMARKED in self.doubts and self.step_lengths.height == 1
 
     @property
     def doubts(self) -> frozenset[str]:

@@ -343,10 +343,10 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     chains = fusible_chains(profile, written)
     builder.add_names("chain", chains.select("step", "name", time_ns=saved_ns))
-    vocabulary = vocabulary_work(profile)
+    vocabulary = vocabulary_work(profile, for_nothing)
     saved_rows = [pl.Series(written, dtype=pl.Int64), for_nothing]
     if not profile.unrecorded_device:
-        discarded = builder.add_discarded()
+        discarded = builder.add_discarded(for_nothing)
         saved_rows += [discarded["row"], penalised]
         vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
@@ -365,6 +365,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_repeated_calls()
     builder.add_unneeded()
     tables = unused_rows(profile)
+    is_other = pl.col("row").is_null() | ~pl.col("row").is_in(for_nothing.implode())
+    tables = tables.filter(is_other)
     saves = tables.filter(pl.col("saved_ns") > 0)
     of_sparse = pl.when("is_sparse").then(pl.lit("sparse")).otherwise(pl.lit(""))
     builder.add_names("table", saves.select("step", "name", subject=of_sparse, time_ns="saved_ns"))
@@ -683,9 +685,10 @@ class IndicatorBuilder:
         called = operators.with_columns(line=stacks.cast(pl.String))
         return called.select("step", "time_ns", "^subject$", name=line).drop_nulls("name")
 
-    def add_discarded(self) -> pl.DataFrame:
-        """Add the products with rows that nothing uses, their rows, and their lines; return them."""
+    def add_discarded(self, others: pl.Series) -> pl.DataFrame:
+        """Add the products with rows that nothing uses, their rows, and their lines; return them, without the rows of ``others``."""
         found = discarded_rows(self.profile)
+        found = found.filter(~pl.col("row").is_in(others.implode()))
         self.add_names("discarded", found)
         products = found.filter(pl.col("rows").is_not_null())
         for kind in ("rows", "kept"):

@@ -74,7 +74,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     excess_ns = mean_of(slow, "step_ns") - typical_ns
     place = _place(evidence, excess_ns)
     starts, starts_every = _starts(evidence, slow, typical)
-    collections = {} if starts else _collections(evidence, slow)
+    collections = {} if starts else _collections(evidence, slow, steps)
     place |= starts | collections
     every = distance_of(large) or starts_every or _distance_of_line(evidence, place)
     most_every = None if every else period_of(slow, steps)
@@ -94,8 +94,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
     )
-    unsure = "likely" if starts or most_every else "possible"
-    confidence = "sure" if every is not None or collections else unsure
+    unsure = "likely" if starts or most_every or collections else "possible"
+    confidence = "sure" if every is not None else unsure
     findings = evidence.time_finding(
         "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
     )
@@ -153,20 +153,25 @@ def _starts(
     return facts, distance_of(times.filter(pl.col("starting_ns") >= max(1.0, least_ns)))
 
 
-def _collections(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
-    """Return that Python collects garbage in slow steps; empty unless that has half of what they take longer.
+def _collections(evidence: Evidence, slow: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Fact]:
+    """Return that Python collects garbage in slow steps; empty unless these have half of what slow ones take longer.
 
-    The step log knows it of all steps: a window seldom has such a step.
+    The step log knows it of all steps: a window seldom has such a step. Where it collects in others as well, or
+    where steps are often slow, that may be chance.
     """
-    times = evidence.step_times.group_by("step").agg(pl.col("collection_ns").max())
-    mostly = pl.col("collection_ns") >= ALL_OF_IT * pl.col("excess_ns")
-    collecting = slow.join(times, "step").filter(mostly)
+    times = evidence.step_times.group_by("step").agg(pl.col("num_collections").max())
+    numbers = times.filter(pl.col("num_collections") > 0).select("step")
+    collecting = slow.join(numbers, "step", "semi")
+    num_all, num = steps.join(numbers, "step", "semi").height, collecting.height
+    is_chance = (slow.height / steps.height) ** num >= _BY_CHANCE * EVEN
+    if not num or num < num_all / 2 or is_chance:
+        return {}
     if collecting["excess_ns"].sum() < slow["excess_ns"].sum() / 2:
         return {}
     return {
         **dict.fromkeys(("gap", "part", "part_ns", "flops_factor")),
-        "num_begin": collecting.height,
-        "gap_ns": mean_of(collecting, "collection_ns"),
+        "num_begin": num,
+        "gap_ns": mean_of(collecting, "excess_ns"),
         "wording": "collections",
         "remedy": "code-collection",
     }
@@ -203,7 +208,7 @@ def period_of(slow: pl.DataFrame, steps: pl.DataFrame) -> int | None:
     """
     excess_ns = slow.group_by("step").agg(pl.col("excess_ns").max()).sort("step")
     number, excess = excess_ns["step"].to_numpy(), excess_ns["excess_ns"].to_numpy()
-    lengths = steps.group_by("step").agg(pl.col("step_ns").max())
+    lengths = steps.drop_nulls("step_ns").group_by("step").agg(pl.col("step_ns").max())
     every_step, step_ns = lengths["step"].to_numpy(), lengths["step_ns"].to_numpy()
     distances = np.unique(np.concatenate([np.diff(number), number[2:] - number[:-2]]))
     # All distances at which so many steps lie, from any first step.

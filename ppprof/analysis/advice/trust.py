@@ -8,7 +8,7 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.launches import idle_costs
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
-from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import FEW
 
 WARM_UP_RATIO = 1.5
@@ -180,6 +180,10 @@ def _longer_steps(evidence: Evidence) -> list[Finding]:
     return evidence.warning("profiler-overhead", severity, facts, rows)
 
 
+UNFINISHED = "unfinished"
+"""Wording of `short_window` if the training failed in the first step that was recorded."""
+
+
 def short_window(evidence: Evidence) -> list[Finding]:
     """Report that too few steps were recorded to separate a difference from chance."""
     num = evidence.step_lengths.height
@@ -191,9 +195,9 @@ def short_window(evidence: Evidence) -> list[Finding]:
         "scheduler": evidence.text("Profiler.scheduler"),
         "remedy": evidence.remedy("Profiler"),
     }
-    for doubt in (UNMARKED, UNFINISHED):
-        if doubt in evidence.doubts:
-            facts |= {"wording": doubt, "remedy": doubt}
+    if UNMARKED in evidence.doubts and num == 1:
+        kind = UNFINISHED if evidence.is_unfinished else UNMARKED
+        facts |= {"wording": kind, "remedy": kind}
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
 

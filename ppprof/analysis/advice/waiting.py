@@ -176,7 +176,13 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     has_workers = loader is not None and _WORKERS.search(loader) is not None
     if present is None and has_workers:
         facts["remedy"] = "workers"
-    if not (present or has_workers) and cost_ns < PASSING_NS and facts["remedy"] != "torch":
+    # A device hides reading that workers would do: what counts is all of it.
+    reading_ns = max(
+        float(evidence.names("loader")["time_ns"].sum()),
+        mean_of(evidence.unrecorded, "reader_cost_ns"),
+    )
+    is_cheap = max(reading_ns, cost_ns) < PASSING_NS
+    if not (present or has_workers) and is_cheap and facts["remedy"] != "torch":
         facts |= {"remedy": "cheap", "proposed_workers": None}
     if present is not None and present >= MOST_WORKERS:
         facts |= {"remedy": "enough", "proposed_workers": None}

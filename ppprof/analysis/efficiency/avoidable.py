@@ -167,12 +167,16 @@ _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 _Kinds = dict[str, tuple[str, list[Shape]]]
 
 
-def vocabulary_work(profile: Profile) -> pl.DataFrame:
+def vocabulary_work(profile: Profile, others: pl.Series | None = None) -> pl.DataFrame:
     """Return the operators on logits, such as the loss.
 
     Logits are what a cross entropy gets; other operators pass over them if the last dim of their
     first input is as long. Gradients count like their operators, matrix products, and what computes on
     their weights, not at all: updates, clipping, casts.
+
+    Args:
+        profile: the window.
+        others: rows of operators that have other findings.
 
     Returns:
         A row for each call, columns of `VOCABULARY`. The name has the shapes:
@@ -194,6 +198,8 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
         if family_of(name) not in ("product", "update")
     ]
     found = calls.filter(pl.col("name").is_in(wide))
+    if others is not None:
+        found = found.filter(~pl.col("row").is_in(others.implode()))
     return found.select(*VOCABULARY).cast(VOCABULARY)  # type: ignore[arg-type]
 
 

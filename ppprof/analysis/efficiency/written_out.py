@@ -151,6 +151,8 @@ _OF_GRADIENTS = "max"
 """The kind of which the gradient alone is slow."""
 _READS = re.compile("[MUEX*]")
 """Operators that read all of the logarithms of probabilities, not one of each row: of label smoothing, of an entropy."""
+_LEAST_ROWS = 25
+"""From more rows on, ``paddle.cdist`` computes a product."""
 _ATTENTION = re.compile("m[^mS]{0,8}S[^mS]{0,6}m")
 
 
@@ -431,7 +433,8 @@ def _distances(own: pl.DataFrame, *, on_device: bool) -> Iterator[_Match]:
             continue
         parts = calls[place + 1 : place + 3]
         if parts and parts[0][1] == "p_norm":
-            parts = parts[:1]
+            # Of fewer rows, paddle.cdist itself does so.
+            parts = parts[:1] if max(pairs[-3:-1]) > _LEAST_ROWS else []
         if _adds_squares(parts, pairs):
             kept = min(1.0 if on_device else 0.3, 2 / pairs[-1])
             found = [row, *(each for each, *_ in parts)]

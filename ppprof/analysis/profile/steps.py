@@ -105,8 +105,6 @@ WHOLE_TRACE = "no steps#0"
 
 UNMARKED = "unmarked"
 """Value of `Trace.doubts`: the trace has no steps."""
-UNFINISHED = "unfinished"
-"""Value of `Trace.doubts`: no step of the window ended, as the training did."""
 
 
 def with_step(trace: Trace) -> Trace:
@@ -158,10 +156,9 @@ def with_step(trace: Trace) -> Trace:
         step=pl.when(is_launched).then(0),
     )
     moved, span = (conform(table, EVENTS) for table in (moved, span.with_columns(step=0)))
-    has_begun = not incomplete_steps(trace.events).is_empty()
     return dataclasses.replace(
         trace,
-        doubts=(*trace.doubts, UNFINISHED if has_begun else UNMARKED),
+        doubts=(*trace.doubts, UNMARKED),
         events=pl.concat([moved[:first], span, moved[first:]]),
         memory=_renumber_events(trace.memory, row),
         kernels=_renumber_events(trace.kernels, row),

@@ -198,6 +198,7 @@ class WindowCalls:
                 if name in PRODUCTS_WITH_NUMBER:
                     self._zero_products.note(call, before)
                 if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
+                    self._zero_products.misses_graphs = True
                     self.stop_looking_at_graphs()
                 if name == "linear" and node.name() == "AddGradNode":
                     for product in node.next_functions[:1]:  # it made two nodes
@@ -368,6 +369,7 @@ class WindowCalls:
             pass_interruption(error)
             if not isinstance(error, (TooLongError, AttributeError)):
                 log.debug("the graph of gradients is not recorded", exc_info=True)
+            self._zero_products.misses_graphs = True
             self.stop_looking_at_graphs()
             return None
         self._walked_ns += time.thread_time_ns() - begin

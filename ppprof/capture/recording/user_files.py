@@ -21,14 +21,16 @@ model, and all that a script has of both may be the one line ``trainer.train()``
 class UserFiles(dict[str, "tuple[str, bool]"]):
     """Path of a file, and whether it is the user's, by the path in its code.
 
-    The path is relative to a folder, of one of `TRAINERS` to where packages are installed. It stays
-    absolute if they have no more than one folder below the root in common.
+    The path is relative to a folder, of one of `TRAINERS` to where packages are installed. That of a file outside of
+    the folder leads there from it, ``../models/net.py``, if the process was started in it: a training may
+    go to another one, which is not known later. It stays absolute if they have no more than one folder below the root in common.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.places: dict[str, Path] = {}
         """Where the files are, by the paths that are shown."""
+        self._goes_up = os.environ.get("PWD") == str(folder)
         self.since_s = time.time()
         """What is written later is another version than the one that runs."""
         paths = sysconfig.get_paths()
@@ -59,7 +61,7 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         """Return a path as it leads there from the folder: ``../models/net.py``."""
         absolute = os.path.normpath(self.folder / path)
         has_common = len(Path(os.path.commonpath((absolute, self.folder))).parts) > 2
-        if self.folder in Path(absolute).parents or (is_own and has_common):
+        if self.folder in Path(absolute).parents or (is_own and has_common and self._goes_up):
             return os.path.relpath(absolute, self.folder)
         return str(path)
 

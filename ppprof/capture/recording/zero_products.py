@@ -47,6 +47,8 @@ class ZeroProducts:
     def __init__(self) -> None:
         self._inputs: dict[CallId, int] = {}
         self._num_derived: dict[CallId, int] = {}
+        self.misses_graphs = False
+        """Whether the graphs of some calls of the first step are unknown: they may need what others do not."""
 
     def note(self, call: CallId, address: int) -> None:
         """Note the node of the first argument of a call that may be such a product.
@@ -92,11 +94,13 @@ class ZeroProducts:
                     derived[by].add(node.address)
                 use = mark if product < 0 else product
                 users.setdefault(creator, user)
-                uses[creator] = min(uses.get(creator, use), use) if use >= 0 else -1
+                # That of the last Backward, which is the user, if it is 0 in all of them.
+                uses[creator] = uses.get(creator, use) if use >= 0 else -1
         multiplied: defaultdict[CallId, list[tuple[int, int]]] = defaultdict(list)
         for creator, use in uses.items():
             num = self._num_derived.get(creator)
-            if use >= 0 and creator in row_of and num in (None, len(derived[creator])):
+            is_all = num in (None, len(derived[creator])) and not self.misses_graphs
+            if use >= 0 and creator in row_of and is_all:
                 multiplied[users[creator]].append((row_of[creator], use))
         return {
             call: ZeroNodes(own, sorted(multiplied[call]))

@@ -6,7 +6,7 @@
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
 "processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
 "host_peak_allocated_bytes":18350080,"paused_ns":612000000,"paused_for":"evaluation",
-"started_workers":0,"starting_ns":0,"collection_ns":0,"loss":2.75}``
+"started_workers":0,"starting_ns":0,"num_collections":0,"loss":2.75}``
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class StepRecord(NamedTuple):
     starting_ns: int | None = None
     """Time that this took, with that of stopping workers at the end of a pass, and of waiting until
     persistent ones have begun anew; null as ``started_workers``."""
-    collection_ns: int | None = None
-    """Time of Python's garbage collections of the oldest generation in the step, of any thread: all stand still
-    meanwhile. Null as ``started_workers``."""
+    num_collections: int | None = None
+    """Garbage collections of Python's oldest generation in the step, in any thread, but not in pauses: all threads stand
+    still meanwhile. Null as ``started_workers``."""
     loss: float | None = None
     """The loss, if `ProfilerSession.step` was given a number, or one that a rank with scalars has read. In the file it is the text "nan", "inf" or "-inf" if it
     is not finite."""

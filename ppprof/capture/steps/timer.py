@@ -6,13 +6,11 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _new = tuple.__new__  # of a named tuple's values: its own takes three times as long
 
-_FULL = 2
-"""Generation of the collections that look at all objects; those of the others are short."""
 _LEAST_REASON, _MOST_REASONS = 0.1, 4
 """Share of the pauses since a step from which a reason is named, and how many are."""
 
@@ -36,8 +34,8 @@ class StepTime(NamedTuple):
     """Worker processes that Paddle's DataLoaders have started for the thread of the steps; None if that is unknown."""
     starting_ns: int | None = None
     """Time that starting these took, and stopping and resuming others; None if it is unknown."""
-    collection_ns: int | None = None
-    """Time of Python's full garbage collections, in any thread; None if it is unknown."""
+    num_collections: int | None = None
+    """Full garbage collections of Python, in any thread; None if that is unknown."""
 
 
 class StepCost(NamedTuple):
@@ -85,7 +83,8 @@ class StepTimer:
         self._unwatch: Callable[[], None] | None = None
         """Ends the watching of workers."""
         self._started_workers = self._starting_ns = 0
-        self._collection_start = self._collection_ns = 0
+        self._num_collections = 0
+        """Full ones that no later step counts."""
 
     def start(self) -> None:
         """Begin the first step."""
@@ -104,15 +103,13 @@ class StepTimer:
         self._benchmark = benchmark()
         self._benchmark.hooks["ppprof"] = self
         self._unwatch = watch_starts(self._note_start, self._clock)
-        gc.callbacks.append(self._note_collection)
+        self._num_collections = _num_collections()
 
     def close(self) -> None:
         """Remove this timer from the hooks of Paddle's benchmark, and watch no workers."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-            with suppress(ValueError):  # the training may clear the list
-                gc.callbacks.remove(self._note_collection)
         if self._benchmark is not None:
             self._benchmark.hooks.pop("ppprof", None)
             self._benchmark = None
@@ -127,8 +124,9 @@ class StepTimer:
         reasons = self._reasons() if self._paused_for else None
         noted: tuple[int | None, int | None, int | None] = None, None, None
         if self._unwatch is not None:
-            noted = self._started_workers, self._starting_ns, self._collection_ns
-            self._started_workers = self._starting_ns = self._collection_ns = 0
+            num = _num_collections()
+            noted = self._started_workers, self._starting_ns, num - self._num_collections
+            self._started_workers, self._starting_ns, self._num_collections = 0, 0, num
         values = (now - self._step_start, self._reader_ns, None, paused_ns, reasons, *noted)
         step = _new(StepTime, values)
         self._step_start, self._reader_ns = now, None
@@ -152,6 +150,7 @@ class StepTimer:
 
         Pauses may be nested: then they are for what the outer one is.
         """
+        num = _num_collections() if not self._pauses else 0
         if not self._pauses:
             self._pause_start = self._clock()
         self._pauses += 1
@@ -160,6 +159,7 @@ class StepTimer:
         finally:
             self._pauses -= 1
             if not self._pauses:
+                self._num_collections += _num_collections() - num
                 pause_ns = self._clock() - self._pause_start
                 self._paused_ns += pause_ns
                 self._paused_for[what] = self._paused_for.get(what, 0) + pause_ns
@@ -194,15 +194,6 @@ class StepTimer:
             self._started_workers += num_workers
             self._starting_ns += took_ns
 
-    def _note_collection(self, phase: str, info: dict[str, int]) -> None:
-        """Add a collection; Python calls this before and after each, and collects nothing meanwhile."""
-        if info["generation"] < _FULL:
-            return
-        if phase == "start":
-            self._collection_start = self._now()
-        else:
-            self._collection_ns += self._now() - self._collection_start
-
     def begin(self, benchmark: Any) -> None:
         """Do nothing: Paddle's hook interface requires this method."""
 
@@ -214,3 +205,12 @@ class StepTimer:
     def _delays_step(self) -> bool:
         # A thread that reads ahead does not delay the training.
         return not self._pauses and threading.get_ident() == self._thread
+
+
+def _num_collections() -> int:
+    """Return how many collections of the oldest generation there have been.
+
+    A callback of the collector would know their time. But it would run Python in each collection, which may let other
+    threads run (CPython 3.11 ends by that: `ppprof.capture.process`), and lose an interruption.
+    """
+    return int(gc.get_stats()[-1]["collections"])

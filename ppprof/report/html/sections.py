@@ -13,11 +13,12 @@ import polars as pl
 
 from ppprof.analysis.advice.disjoint import BESIDE, SLOW_STEPS
 from ppprof.analysis.advice.finding import SMALL, Finding
+from ppprof.analysis.advice.trust import UNFINISHED
 from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
-from ppprof.analysis.profile.steps import UNFINISHED, UNMARKED
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import NOTES
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.device_queue import CAUSES

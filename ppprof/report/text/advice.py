@@ -95,7 +95,11 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
         facts = _facts(finding, words)
-        known = {name: facts[name] for name, value in finding.facts.items() if value is not None}
+        known = {
+            name: facts[name]
+            for name, value in finding.facts.items()
+            if value is not None or name == "every"
+        }
         translated.append(
             FindingRow(
                 finding.rule,

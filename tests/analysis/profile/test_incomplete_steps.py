@@ -117,11 +117,29 @@ def run_of(folder: Path, *steps: Span) -> Path:
 
 def test_a_training_that_ends_in_its_first_step_is_said_to(tmp_path: Path) -> None:
     """90 of 100 ms pass without an event, as the training fails: that is no finding."""
-    run = ppprof.open(run_of(tmp_path / "cut", incomplete(0, 0, 100 * MS)))
-    findings = ppprof.advise(run)
+    folder = run_of(tmp_path / "cut", incomplete(0, 0, 100 * MS))
+    unmarked = {each.rule: each for each in ppprof.advise(folder)}  # step() was never called
+    assert unmarked["short-window"].facts["wording"] == "unmarked"
+    assert len(unmarked) > 1
+    (folder / "failed").mkdir()
+    (folder / "failed/00000.txt").write_text("RuntimeError: boom", encoding="utf-8")
+    findings = ppprof.advise(folder)
     assert [(each.rule, each.facts["wording"]) for each in findings] == [
         ("short-window", "unfinished")
     ]
+
+
+def test_whole_windows_beside_one_that_failed_keep_their_findings(tmp_path: Path) -> None:
+    whole = run_of(tmp_path / "whole", *WHOLE)
+    rules = {each.rule for each in ppprof.advise(whole)}
+    name = rundir.TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 1), 1)
+    write(whole / name.raw, *threads(incomplete(9, 0, 100 * MS)))
+    (whole / "failed").mkdir()
+    (whole / "failed/00000.txt").write_text("RuntimeError: boom", encoding="utf-8")
+    findings = ppprof.advise(whole)
+    assert rules == {each.rule for each in findings}
+    (window,) = (each for each in findings if each.rule == "short-window")
+    assert window.facts["wording"] is None
 
 
 def test_steps_of_ranks_leave_it_out_and_say_so_once(

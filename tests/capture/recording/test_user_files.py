@@ -55,9 +55,14 @@ def test_the_users_files_and_those_of_trainers_are_own(file: str, shown: str, is
     ],
 )
 def test_a_file_of_the_project_above_the_working_directory_is_shown_from_there(
-    file: str, shown: str
+    file: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not once the training has gone to another directory, which only it knows."""
+    monkeypatch.setenv("PWD", "/home/me/project/examples/gpt")
     assert UserFiles(Path("/home/me/project/examples/gpt"))[file][0] == shown
+    monkeypatch.setenv("PWD", "/home/me/project")
+    expected = file if shown.startswith("..") else shown
+    assert UserFiles(Path("/home/me/project/examples/gpt"))[file][0] == expected
 
 
 def test_an_exception_is_at_the_users_innermost_line() -> None:

@@ -217,28 +217,26 @@ def test_each_pass_over_a_loader_starts_its_workers(
 
 
 @pytest.mark.paddle
-def test_full_garbage_collections_are_measured_in_any_thread(watching: StepTimer) -> None:
-    def collect() -> int:
+def test_full_garbage_collections_are_counted_in_any_thread(watching: StepTimer) -> None:
+    def collect() -> None:
         thread = threading.Thread(target=gc.collect)
         thread.start()
         thread.join()
-        step = watching.step()
-        assert step.collection_ns is not None
-        assert step.batch_cost_ns is not None
-        assert 0 <= step.collection_ns < step.batch_cost_ns
-        return step.collection_ns
 
     gc.disable()
     try:
         watching.step()
-        assert collect() > 0
+        collect()
+        gc.collect()
+        assert watching.step().num_collections == 2
         gc.collect(1)
-        assert watching.step().collection_ns == 0
-        with watching.paused():
-            assert collect() == 0
+        assert watching.step().num_collections == 0
+        with watching.paused(), watching.paused():
+            collect()
+        gc.collect()
+        assert watching.step().num_collections == 1
         watching.close()
-        assert watching.step().collection_ns is None
-        assert watching._note_collection not in gc.callbacks
+        assert watching.step().num_collections is None
     finally:
         gc.enable()
 
