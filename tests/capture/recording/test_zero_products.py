@@ -123,6 +123,23 @@ def test_other_sums_and_products_have_gradients(
     assert events["zero"].null_count() == events["multiplied"].null_count() == len(events)
 
 
+def test_two_backwards_whose_terms_of_weight_0_share_a_head(tmp_path: Path) -> None:
+    net = Net()
+
+    def step(_: int) -> None:
+        hidden = net.trunk(paddle.ones([5, 4]))
+        first, second = net.first(hidden), net.second(hidden)
+        for loss, term in ((first.mean(), second.mean()), (first.max(), second.square().mean())):
+            (loss + 0.0 * term).backward(retain_graph=True)
+
+    events = events_of(tmp_path / "log", step)
+    assert events["shapes"].drop_nulls().len() > 0  # what was recorded has been joined
+    for number in range(NUM_STEPS):
+        zero = names_of(events, "zero", number)
+        assert zero.count("Global_MatmulGradNode") == 2
+        assert "matmul dygraph" in names_of(events, "multiplied", number)
+
+
 def test_a_weight_counts_in_the_steps_in_which_it_is_0(tmp_path: Path) -> None:
     """As that of a term that a training begins with later."""
     net, weights = Net(), (0.0, 0.0, 0.0, 0.1)
