@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property, partial
 from pathlib import Path
@@ -86,13 +86,27 @@ def collect_evidence_of_run(
         analyses.append(result.map(analysis))
         graphs.append(result.map(graph))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
-    any_has_steps = any(each.value.has_steps for each in analyses)
-    for each, of_window in zip(analyses, of_windows):
-        # All of a window without steps would be in step 0 of another window.
-        if each.value.has_steps == any_has_steps:
-            indicators.setdefault(each.recording.rank, []).append(of_window)
+    for rank, of_window in of_counted_windows(analyses, of_windows):
+        indicators.setdefault(rank, []).append(of_window)
     of_ranks = {rank: concat_indicators(parts) for rank, parts in indicators.items()}
     return collect_evidence(run, cluster, of_ranks, graph_of_job(run, cluster, graphs), ranks)
+
+
+def of_counted_windows(
+    analyses: Sequence[WindowResult[RankAnalysis]], indicators: Sequence[Indicators]
+) -> Iterator[tuple[int, Indicators]]:
+    """Yield the rank and the indicators of each window that counts (`ppprof.run.ranks.windows_with_steps`).
+
+    A window without steps is all in step 0, which may be that of another window.
+    """
+    has_steps = [each.value.has_steps and not _is_empty(each.value) for each in analyses]
+    for analysis, of_window in zip(analyses, indicators):
+        if analysis.value.has_steps == any(has_steps):
+            yield analysis.recording.rank, of_window
+
+
+def _is_empty(analysis: RankAnalysis) -> bool:
+    return analysis.breakdown.parts.is_empty()
 
 
 def analyze(trace: Trace, most_nodes: int = 0) -> tuple[RankAnalysis, Indicators, RankGraph | None]:

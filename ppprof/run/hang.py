@@ -445,13 +445,13 @@ class Hang:
         """Return how a rank ended, or that it is stopped; "" if it runs, or if nothing is known of any rank."""
         stacks = Stacks(self.stacks.get(rank, ""))
         at = f"at {stacks.place}" if stacks.place else ""
+        if at and stacks.waits_for_ended_loader:
+            at += (
+                ", where it waits for a DataLoader whose thread has ended, as by an exception of the "
+                "dataset, which the training's error output shows,"
+            )
         if self.runs_here(rank) or not stacks.is_of_the_end:
-            last = f"last seen {at}" if at else ""
-            if at and stacks.waits_for_ended_loader:
-                last += (
-                    ", where it waits for a DataLoader whose thread has ended, as by an exception of the "
-                    "dataset, which the training's error output shows"
-                )
+            last = f"last seen {at}".rstrip(",") if at else ""
             return ", ".join(filter(None, [self._state(rank), last]))
         if stacks.is_crash:
             return f"crashed{at and f' {at}'}: {stacks.end}"

@@ -237,9 +237,7 @@ def windows_with_steps(
         has_steps: whether a window has steps; if not, all of it counts as one.
         is_empty: whether there is nothing in it.
     """
-    any_has_steps = any(
-        has_steps(result.value) and not is_empty(result.value) for result in results
-    )
+    any_has_steps = any(has_steps(each.value) and not is_empty(each.value) for each in results)
     used = []
     for result in results:
         if is_empty(result.value) or has_steps(result.value) != any_has_steps:

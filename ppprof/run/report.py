@@ -41,6 +41,7 @@ from ppprof.run.advise import (
     collect_evidence,
     collect_evidence_of_run,
     graph_of_job,
+    of_counted_windows,
 )
 from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for
 from ppprof.run.ranks import cluster_of, roles_without_window
@@ -109,11 +110,12 @@ def _of_traces(
     other = None if baseline is None else _side_of_baseline(baseline, ranks, steps, has_all_times)
     naming = naming_for([side] if other is None else [side, other])
     results = _rank_data(run, side.recordings, naming, steps, executor)
-    cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
+    analyses = [result.map(result.value.analysis) for result in results]
+    cluster = cluster_of(run, analyses)
     costs = costs_of_run(side, [result.map(result.value.costs) for result in results])
     change, baseline_work, baseline_flame = _comparison(other, costs, naming, executor)
     flame = _flame(results, cluster)
-    indicators = {result.recording.rank: result.value.indicators for result in results}
+    indicators = dict(of_counted_windows(analyses, [result.value.indicators for result in results]))
     graphs = [result.map(result.value.graph) for result in results]
     graph = graph_of_job(run, cluster, graphs, steps)
     evidence = collect_evidence(run, cluster, indicators, graph, ranks)

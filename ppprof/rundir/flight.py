@@ -394,15 +394,16 @@ class Stacks:
     def waits_for_ended_loader(self) -> bool:
         """Whether the main thread waits for a batch of Paddle's DataLoader whose own thread has ended.
 
-        An exception of the dataset ends it, but not the wait for it (Paddle 3.3, num_workers=0).
+        An exception of the dataset ends it, but not the wait for it (Paddle 3.3, num_workers=0). A thread that is in
+        its loop itself waits until another DataLoader's batches are taken.
         """
         first = _FRAME.search(self._threads[0]) if self._threads and not self._is_cut else None
         if first is None or not first["file"].endswith(_LOADER) or first["function"] != "__next__":
             return False
-        frames = (frame for each in self._threads for frame in _FRAME.finditer(each))
+        callers = (frame for each in self._threads for frame in [*_FRAME.finditer(each)][1:])
         return not any(
             frame["function"] == "_thread_loop" and frame["file"].endswith(_LOADER)
-            for frame in frames
+            for frame in callers
         )
 
     @property

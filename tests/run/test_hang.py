@@ -243,11 +243,18 @@ READS = (
 )
 
 
+QUEUED = f"{READS.partition('  File')[0]}  File{READS.rpartition('  File')[2]}".format(
+    "_thread_loop"
+)
+"""A thread that has read what its queue holds."""
+
+
 @pytest.mark.parametrize(
     ("text", "has_ended"),
     [
         (IN_LOADER.format("__next__"), True),
         (READS.format("_thread_loop") + IN_LOADER.format("__next__"), False),  # it reads on
+        (QUEUED + IN_LOADER.format("__next__"), True),  # of the training's own DataLoader
         (IN_LOADER.format("__init__"), False),
         (IN_LOADER.format("__next__").replace("paddle", "other"), False),
         (f"{IN_LOADER.format('__next__').rstrip()}\n...\n", False),  # threads are left out
@@ -267,6 +274,13 @@ def test_a_job_of_one_rank_waits_for_none_but_for_its_loader(
     verdict = job.hang().verdict()
     assert verdict.startswith(alone)
     assert ("a DataLoader whose thread has ended" in verdict) == has_ended
+    kill(job.run, 0)
+    fd = open_stacks(job.run, 0)
+    os.write(fd, ending_line("SIGTERM", 10**18) + f"\n{text}".encode())
+    os.close(fd)
+    verdict = job.hang().verdict()
+    assert ("a DataLoader whose thread has ended" in verdict) == has_ended
+    assert "SIGTERM" in verdict
 
 
 def test_a_rank_that_caught_an_exception_of_a_backward_is_not_waited_for(job: Job) -> None:

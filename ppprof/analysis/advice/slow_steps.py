@@ -34,6 +34,11 @@ LONG_NS = 100_000_000
 _BY_CHANCE = 0.01
 """If slow steps came at random, a window that has none would be as improbable: they are in one stretch."""
 
+_WORK = ("computation", "exposed", "data_loading", "bubble")
+"""Parts of a step in which no garbage is collected, but by chance."""
+_COINCIDENCE = 0.03
+"""If any steps would be slow ones with this probability, they say nothing of what is in slow steps."""
+
 _NEARLY_ALL = 0.9
 """Share of the steps at a distance that are longer than others. The rest may be short by chance."""
 
@@ -74,7 +79,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     excess_ns = mean_of(slow, "step_ns") - typical_ns
     place = _place(evidence, excess_ns)
     starts, starts_every = _starts(evidence, slow, typical)
-    collections = {} if starts else _collections(evidence, slow, steps)
+    has_cause = starts or place["wording"] in ("line", "gap") or place["part"] in _WORK
+    collections = {} if has_cause else _collections(evidence, slow, steps)
     place |= starts | collections
     every = distance_of(large) or starts_every or _distance_of_line(evidence, place)
     most_every = None if every else period_of(slow, steps)
@@ -94,16 +100,19 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
     )
-    unsure = "likely" if starts or most_every or collections else "possible"
+    unsure = "likely" if starts or most_every else "possible"
     confidence = "sure" if every is not None else unsure
+    if collections:
+        confidence = "possible"
     findings = evidence.time_finding(
         "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
     )
     is_long = bool((large["excess_ns"] >= LONG_NS).any())
     worst = _worst(is_even=is_even, is_long=is_long, num=large.height)
-    if collections and not is_even:  # each is known, but how often they come is not, of few
-        num: int = place["num_begin"]  # type: ignore[assignment]
-        worst = ("minor", "moderate", "major")[min(num, EVEN) - 1]
+    if (
+        collections
+    ):  # the same steps may do other things, and how often they come is not known, of one
+        worst = "minor" if place["num_begin"] == 1 else "moderate"
     if place["part"] == "computation" and evidence.first_name("line"):
         worst = "minor"  # where lines are known, one would be named for anything but training
     num_recorded = 0 if evidence.all_steps.is_empty() else evidence.all_steps["step"].n_unique()
@@ -156,14 +165,14 @@ def _starts(
 def _collections(evidence: Evidence, slow: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Fact]:
     """Return that Python collects garbage in slow steps; empty unless these have half of what slow ones take longer.
 
-    The step log knows it of all steps: a window seldom has such a step. Where it collects in others as well, or
-    where steps are often slow, that may be chance.
+    The step log counts it in all steps: a window seldom has such a step. Where it collects in others as well, or
+    where steps are often slow, that may be chance. How long it took is not known.
     """
     times = evidence.step_times.group_by("step").agg(pl.col("num_collections").max())
     numbers = times.filter(pl.col("num_collections") > 0).select("step")
     collecting = slow.join(numbers, "step", "semi")
     num_all, num = steps.join(numbers, "step", "semi").height, collecting.height
-    is_chance = (slow.height / steps.height) ** num >= _BY_CHANCE * EVEN
+    is_chance = (slow.height / steps.height) ** num >= _COINCIDENCE
     if not num or num < num_all / 2 or is_chance:
         return {}
     if collecting["excess_ns"].sum() < slow["excess_ns"].sum() / 2:

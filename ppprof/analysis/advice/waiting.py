@@ -177,11 +177,11 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     if present is None and has_workers:
         facts["remedy"] = "workers"
     # A device hides reading that workers would do: what counts is all of it.
-    reading_ns = max(
-        float(evidence.names("loader")["time_ns"].sum()),
-        mean_of(evidence.unrecorded, "reader_cost_ns"),
-    )
-    is_cheap = max(reading_ns, cost_ns) < PASSING_NS
+    reading_ns = float(evidence.names("loader")["time_ns"].sum())
+    usual_ns = evidence.unrecorded[
+        "reader_cost_ns"
+    ].median()  # at the begin of an epoch, it takes longer
+    is_cheap = max(reading_ns if usual_ns is None else usual_ns, cost_ns) < PASSING_NS  # type: ignore[type-var]
     if not (present or has_workers) and is_cheap and facts["remedy"] != "torch":
         facts |= {"remedy": "cheap", "proposed_workers": None}
     if present is not None and present >= MOST_WORKERS:

@@ -208,7 +208,10 @@ class FlightRecorder(Part):
             with suppress(LookupError, AttributeError):
                 self._core = FlightCore(self._ring.address, self._answer, tensors, core.task)
         self._methods = Patches()
-        self._watch = _Watch(run, rank, self.step_number, hang_after, hang_exit_code, is_paused)
+        # Whose crash others wait for; of a single process, its own handlers say what it was.
+        takes_crashes = topology.world_size > 1 or hang_after is not None
+        hang = hang_after, hang_exit_code
+        self._watch = _Watch(run, rank, self.step_number, *hang, is_paused, takes_crashes)
         try:
             self._wrap_methods()
         except BaseException:
@@ -583,6 +586,7 @@ class _Watch:
         hang_after: float | None,
         hang_exit_code: int | None,
         is_paused: Callable[[], bool],
+        takes_crashes: bool,
     ) -> None:
         self._run, self._rank = run, rank
         self._step_number = step_number
@@ -593,7 +597,7 @@ class _Watch:
         self._file = process.Descriptor(process.with_high_number(open_stacks(run, rank)))
         self._size = os.fstat(self._file.fd).st_size
         """Of the file, when its last stacks were known to be old."""
-        self._handles_crashes = not faulthandler.is_enabled()
+        self._handles_crashes = takes_crashes and not faulthandler.is_enabled()
         self._ends = threading.Event()
         try:
             self._thread = process.start_thread(self._look, "the flight recorder")
