@@ -178,10 +178,10 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         facts["remedy"] = "workers"
     # A device hides reading that workers would do: what counts is all of it.
     reading_ns = float(evidence.names("loader")["time_ns"].sum())
-    usual_ns = evidence.unrecorded[
-        "reader_cost_ns"
-    ].median()  # at the begin of an epoch, it takes longer
-    is_cheap = max(reading_ns if usual_ns is None else usual_ns, cost_ns) < PASSING_NS  # type: ignore[type-var]
+    known = evidence.unrecorded["reader_cost_ns"].drop_nulls().to_numpy()
+    if len(known):  # the median: at the begin of an epoch, reading takes longer
+        reading_ns = float(np.median(known))
+    is_cheap = max(reading_ns, cost_ns) < PASSING_NS
     if not (present or has_workers) and is_cheap and facts["remedy"] != "torch":
         facts |= {"remedy": "cheap", "proposed_workers": None}
     if present is not None and present >= MOST_WORKERS:
