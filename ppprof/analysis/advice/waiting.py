@@ -178,9 +178,9 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         facts["remedy"] = "workers"
     # A device hides reading that workers would do: what counts is all of it.
     reading_ns = float(evidence.names("loader")["time_ns"].sum())
-    known = evidence.unrecorded["reader_cost_ns"].drop_nulls().to_numpy()
-    if len(known):  # the median: at the begin of an epoch, reading takes longer
-        reading_ns = float(np.median(known))
+    usual = evidence.unrecorded["reader_cost_ns"].drop_nulls().to_numpy()
+    if len(usual):  # the median: at the begin of an epoch, reading takes longer
+        reading_ns = float(np.median(usual))
     is_cheap = max(reading_ns, cost_ns) < PASSING_NS
     if not (present or has_workers) and is_cheap and facts["remedy"] != "torch":
         facts |= {"remedy": "cheap", "proposed_workers": None}
