@@ -71,6 +71,10 @@ def attach(way: str, fault: str) -> Any:
     if way in ("raw", "with"):
         return Raw(schedule)
     block = {"enable": True, "scheduler": schedule, "profiler_log": str(LOG)}
+    if fault == "read_only_later":
+        block["flight_recorder"] = (
+            False  # a file that is open for writing keeps it from being remounted
+        )
     return ppprof.attach(block if way == "ppprof" else None)
 
 

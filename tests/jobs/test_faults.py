@@ -33,6 +33,7 @@ NOT_WAITING = r"rank 0: exiting before the tables in .* are written; if they do 
 RAN_OUT = r"rank 0: the memory ran out; who held it: ppprof memory .*"
 CUT = r"window 0 was cut short by the end of the training: it has 3 of 5 steps, the last of them 3"
 LOST = r"rank 0: recording failed: .*\.pb: {}; window 0 is lost, steps recorded: 5; the training .*"
+NO_RING = r"rank 0: .*{}; ppprof hang will not know this rank"
 NO_STEP_TIMES = r".*/steps/rank_00000\.jsonl: {}; step times are no longer written"
 UNCOUNTED = "making tables and traces|VisualDL's chart of steps|were not ended by step\\(\\)"
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
@@ -82,7 +83,12 @@ FAULTS = {
     "read_only_later": Fault(
         "nothing", None, [LOST.format(READ_ONLY), NO_STEP_TIMES.format(READ_ONLY)], "size=9m"
     ),
-    "disk_full": Fault("cut", None, [LOST.format(FULL), NO_STEP_TIMES.format(FULL)], "size=64k"),
+    "disk_full": Fault(
+        "cut",
+        None,
+        [NO_RING.format(FULL), LOST.format(FULL), NO_STEP_TIMES.format(FULL)],
+        "size=64k",
+    ),
     "disk_too_small_for_the_trace": Fault(
         "cut",
         ALL,
@@ -90,7 +96,7 @@ FAULTS = {
             r".*: No space left on device: the raw capture is kept; once there is space again, run: "
             r"ppprof finish \S+",
         ],
-        "size=400k",
+        "size=600k",
     ),
     "output_full": Fault("whole", ALL, output="/dev/full"),
     "never_reached": Fault(
