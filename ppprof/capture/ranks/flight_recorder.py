@@ -586,7 +586,7 @@ class _Watch:
         hang_after: float | None,
         hang_exit_code: int | None,
         is_paused: Callable[[], bool],
-        takes_crashes: bool,
+        takes_crashes: bool = True,
     ) -> None:
         self._run, self._rank = run, rank
         self._step_number = step_number

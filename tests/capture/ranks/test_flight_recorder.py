@@ -643,3 +643,24 @@ def test_every_method_of_a_process_group_that_communicates_is_known() -> None:
     }
     assert {"all_reduce", "alltoall"} <= returning
     assert returning <= known
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "hang_after", "takes"), [(1, None, False), (1, 60.0, True), (2, None, True)]
+)
+def test_a_single_process_keeps_its_own_handlers_of_crashes(
+    tmp_path: Path, num_ranks: int, hang_after: float | None, takes: bool
+) -> None:
+    """Nothing waits for it that asks how it ended."""
+    was_enabled = faulthandler.is_enabled()
+    faulthandler.disable()
+    try:
+        recorder = FlightRecorder(
+            tmp_path, Topology.of(dp=num_ranks), 0, hang_after, None, lambda: False
+        )
+        assert faulthandler.is_enabled() == takes
+        recorder.release()
+        assert not faulthandler.is_enabled()
+    finally:
+        if was_enabled:
+            faulthandler.enable()
