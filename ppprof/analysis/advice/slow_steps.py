@@ -37,7 +37,7 @@ _BY_CHANCE = 0.01
 _WORK = ("computation", "exposed", "data_loading", "bubble")
 """Parts of a step in which no garbage is collected, but by chance."""
 _COINCIDENCE = 0.03
-"""If any steps would be slow ones with this probability, they say nothing of what is in slow steps."""
+"""If other steps, chosen by chance, would all be slow with this probability, it says nothing that those with a collection are."""
 
 _NEARLY_ALL = 0.9
 """Share of the steps at a distance that are longer than others. The rest may be short by chance."""
@@ -109,9 +109,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     )
     is_long = bool((large["excess_ns"] >= LONG_NS).any())
     worst = _worst(is_even=is_even, is_long=is_long, num=large.height)
-    if (
-        collections
-    ):  # the same steps may do other things, and how often they come is not known, of one
+    if collections:
+        # Such a step may do other things, too; and of a single one, it is not known how often they come.
         worst = "minor" if place["num_begin"] == 1 else "moderate"
     if place["part"] == "computation" and evidence.first_name("line"):
         worst = "minor"  # where lines are known, one would be named for anything but training

@@ -208,7 +208,7 @@ class FlightRecorder(Part):
             with suppress(LookupError, AttributeError):
                 self._core = FlightCore(self._ring.address, self._answer, tensors, core.task)
         self._methods = Patches()
-        # Whose crash others wait for; of a single process, its own handlers say what it was.
+        # Other ranks wait for one that has crashed. A single process keeps its own handlers of crashes.
         takes_crashes = topology.world_size > 1 or hang_after is not None
         hang = hang_after, hang_exit_code
         self._watch = _Watch(run, rank, self.step_number, *hang, is_paused, takes_crashes)
