@@ -247,6 +247,31 @@ def _templates(name: str) -> tuple[str, str]:
     return (name[:begin] + name[end:], name[begin:end]) if depth == 0 else (name, "")
 
 
+_MOST_SOURCE = 60
+"""Characters of a line's source in its name."""
+
+
+def format_line(place: str, function: str, source: str) -> str:
+    """Return the name of a line of code.
+
+    Args:
+        place: its file and number.
+        function: the function that it is in, with its classes; ``<module>`` for the file's own code.
+        source: the text of the line; "" if it is unknown.
+
+    >>> format_line("train.py:7", "Trainer.log", "json.dumps(record)")
+    'train.py:7, log(): json.dumps(record)'
+    >>> format_line("train.py:9", "<module>", "")
+    'train.py:9'
+    """
+    if not function.startswith("<"):
+        place += f", {function.rpartition('.')[2]}()"
+    if not source:
+        return place
+    shown = source if len(source) <= _MOST_SOURCE else f"{source[: _MOST_SOURCE - 3]}..."
+    return f"{place}: {shown}"
+
+
 def format_more(num: int, noun: str) -> str:
     """Return how many rows are not shown; ``noun`` is a plural that ends in s.
 

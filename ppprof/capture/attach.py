@@ -32,6 +32,7 @@ from ppprof.capture.process import above_standard_streams
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.recording.disk_budget import DiskBudget, default_bytes
 from ppprof.capture.recording.store import WindowStore
+from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
@@ -41,6 +42,7 @@ from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
 from ppprof.capture.steps.metrics import Metrics, MetricsFile, remove_ended
 from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.steps.slow_lines import SlowLines
 from ppprof.capture.steps.step_log import StepLog, host_peak_allocated_bytes, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
@@ -238,7 +240,10 @@ def _attach(
 
     peak_flops = manifest["device_peak_flops"]
     summary = PerfSummary(peak_flops)
-    steps = _steps(profiler, job, run, summary, printing, peak_flops)
+    slow_lines = None
+    if run is not None and profiler.python_stacks is not False:
+        slow_lines = SlowLines(UserFiles(Path.cwd()), timer.is_paused, keeps_source=profiler.source)
+    steps = _steps(profiler, job, run, summary, printing, peak_flops, slow_lines)
     post_processor = store = windows = recording = tables = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
@@ -265,6 +270,7 @@ def _attach(
         post_processor=post_processor,
         brief=profiler.brief,
         has_rings=has_peers and flight_recorder is not None,
+        slow_lines=slow_lines,
     )
 
     parts: list[Part | None] = [
@@ -399,6 +405,7 @@ def _steps(
     summary: PerfSummary,
     printing: Collection[int],
     peak_flops: float | None,
+    slow_lines: SlowLines | None,
 ) -> StepsPart:
     import paddle
 
@@ -419,6 +426,7 @@ def _steps(
         LastingCost() if is_judged else None,
         partial(host_peak_allocated_bytes, paddle),
         metrics,
+        slow_lines,
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ppprof.capture.steps.lasting_cost import LastingCost
     from ppprof.capture.steps.metrics import Metrics
     from ppprof.capture.steps.perf_summary import PerfSummary
+    from ppprof.capture.steps.slow_lines import SlowLines
     from ppprof.capture.steps.step_log import StepLog
     from ppprof.capture.steps.timer import StepCost
     from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
@@ -378,6 +379,7 @@ class StepsPart(Part):
         lasting_cost: compares steps before and after the first window; None without a device.
         allocated_bytes: returns the peak memory of tensors on the host so far; None if unknown.
         metrics: the numbers for machines; None to publish none. Without ``log`` it has no effect.
+        slow_lines: finds the lines of slow steps; None to look for none. Without ``log`` it has no effect.
     """
 
     task = "timing a step"
@@ -392,7 +394,9 @@ class StepsPart(Part):
         lasting_cost: LastingCost | None = None,
         allocated_bytes: Callable[[], int | None] = lambda: None,
         metrics: Metrics | None = None,
+        slow_lines: SlowLines | None = None,
     ) -> None:
+        self._slow_lines = slow_lines
         self._summary = summary
         self._metrics = metrics
         self._allocated_bytes = allocated_bytes
@@ -469,9 +473,16 @@ class StepsPart(Part):
             step.started_workers,
             step.starting_ns,
             step.num_collections,
+            *self._slow_line(step),
             None,
         )
         return _new(StepRecord, values)
+
+    def _slow_line(self, step: FinishedStep) -> tuple[str | None, str | None, int | None]:
+        if self._slow_lines is None:
+            return None, None, None
+        is_usual = step.window is None and not (step.excluded or step.stall_ns)
+        return self._slow_lines.step(step.batch_cost_ns, is_usual=is_usual)
 
     def _number(self, loss: Loss) -> float | None:
         """Return the loss if it is a number, such as numpy's; scalars read others, too."""
@@ -513,6 +524,8 @@ class StepsPart(Part):
         if self._lasting_cost is not None:
             self._warn(self._lasting_cost.compare())
         self._processors.close()
+        if self._slow_lines is not None:
+            self._slow_lines.close()
         if self._metrics is not None:
             self._metrics.close(waits=not ending.failed)
 
@@ -524,6 +537,8 @@ class StepsPart(Part):
     def rescue(self) -> None:
         """Write all steps to disk, and remove the metrics, the same as `close`, without waiting."""
         self.flush()
+        if self._slow_lines is not None:
+            self._slow_lines.close(waits=False)
         if self._metrics is not None:
             self._metrics.close(waits=False)
 

@@ -13,6 +13,7 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.steps.slow_lines import SlowLines
 
 _FINISH_SECONDS = 60.0
 """How long a session that ends waits for tables and traces. A gigabyte takes a few seconds. The wait
@@ -62,6 +63,8 @@ class Results(Part):
     """Whether a few lines are printed instead of tables."""
     has_rings: bool = False
     """Whether ranks note what they wait for."""
+    slow_lines: SlowLines | None = None
+    """Knows which line slow steps are in; None if none is looked for."""
 
     task = "printing the results"
 
@@ -158,6 +161,9 @@ class Results(Part):
             lines.append(self.post_processor.verdict)
         elif self.summary.has_table and (self.brief or not has_windows):
             lines.append(f"rank {self.rank}: {self.summary.verdict()}")
+        slow = self.slow_lines.summary() if self.slow_lines is not None else ""
+        if slow:
+            lines.append(f"rank {self.rank}: {slow}")
         if self.brief and has_windows:
             lines.append(f"all tables: ppprof summary {run} --views all")
         lines.append(f"all ranks, as a page: ppprof report {run}")

@@ -38,6 +38,9 @@ STEP_TIMES = {
     "started_workers": pl.Int64,
     "starting_ns": pl.Int64,
     "num_collections": pl.Int64,
+    "slow_line": pl.String,
+    "slow_inner_line": pl.String,
+    "slow_line_ns": pl.Int64,
     "others_ratio": pl.Float64,
     "num_before": pl.Int64,
 }

@@ -77,9 +77,9 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
     excess_ns = mean_of(slow, "step_ns") - typical_ns
-    place = _place(evidence, excess_ns)
+    place = _place(evidence, excess_ns) | _seen(evidence, slow)
     starts, starts_every = _starts(evidence, slow, typical)
-    has_cause = starts or place["wording"] in ("line", "gap") or place["part"] in _WORK
+    has_cause = starts or place["wording"] in ("line", "gap", "seen") or place["part"] in _WORK
     collections = {} if has_cause else _collections(evidence, slow, steps)
     place |= starts | collections
     every = distance_of(large) or starts_every or _distance_of_line(evidence, place)
@@ -100,7 +100,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
     )
-    unsure = "likely" if starts or most_every else "possible"
+    is_seen = place["wording"] == "seen"
+    unsure = "likely" if starts or most_every or is_seen else "possible"
     confidence = "sure" if every is not None else unsure
     if collections:
         confidence = "possible"
@@ -150,7 +151,7 @@ def _starts(
     num_workers: int = begins["started_workers"].max()  # type: ignore[assignment]
     kind = "workers" if num_workers else "resumed"
     facts: dict[str, Fact] = {
-        **dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "flops_factor")),
+        **dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "flops_factor", "inner")),
         "num_begin": begins.height,
         "num_workers": num_workers or None,
         "start_ns": mean_of(begins, "took_ns"),
@@ -159,6 +160,45 @@ def _starts(
     }
     least_ns = mean_of(begins, "starting_ns") / 4
     return facts, distance_of(times.filter(pl.col("starting_ns") >= max(1.0, least_ns)))
+
+
+def _seen(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
+    """Return the line that slow steps were seen in; empty unless it has half of what slow steps take longer.
+
+    Of those from the first one on of which a line is known: before, there was nothing to compare with. Of all, it has
+    a quarter. Each rank has looked at its own stack while a step took long (``slow_line`` of the step log). Where ranks wait for
+    one that does something else, those are in a line of all steps, which has no name here.
+    """
+    excess_ns = pl.min_horizontal("slow_line_ns", "excess_ns")
+    looks = evidence.step_times.drop_nulls("slow_line").join(
+        slow.select("step", "excess_ns"), "step"
+    )
+    lines = (
+        looks.sort("slow_line_ns", descending=True)
+        .unique("step", keep="first", maintain_order=True)
+        .group_by("slow_line")
+        .agg(
+            pl.len().alias("num"), time_ns=pl.col("slow_line_ns").mean(), excess_ns=excess_ns.sum()
+        )
+        .sort("excess_ns", "slow_line", descending=[True, False])
+    )
+    if lines.is_empty():
+        return {}
+    line, num, time_ns, of_line_ns = lines.row(0)
+    compared = slow.filter(pl.col("step") >= looks["step"].min())
+    if of_line_ns < max(compared["excess_ns"].sum() / 2, slow["excess_ns"].sum() / 4):
+        return {}
+    of_line = looks.filter(pl.col("slow_line") == line, pl.col("slow_inner_line") != line)
+    inner = of_line["slow_inner_line"].value_counts().filter(2 * pl.col("count") > num)
+    return {
+        **dict.fromkeys(("part", "part_ns", "flops_factor")),
+        "gap": line,
+        "gap_ns": time_ns,
+        "num_begin": num,
+        "inner": inner["slow_inner_line"][0] if inner.height else None,
+        "wording": "seen",
+        "remedy": "code-seen",
+    }
 
 
 def _collections(evidence: Evidence, slow: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Fact]:
@@ -276,7 +316,7 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     place: dict[str, Fact] = dict.fromkeys(
         (
             *("gap", "gap_ns", "part", "part_ns", "flops_factor", "wording"),
-            *("num_begin", "num_workers", "start_ns"),  # of `_starts`
+            *("num_begin", "num_workers", "start_ns", "inner"),  # of `_starts` and `_seen`
         )
     )
     slow = evidence.all_steps

@@ -26,9 +26,8 @@ from ppprof.trace import Frame, PythonStacks
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
+from ppprof.units import format_line
 
-_MOST_SOURCE = 60
-"""Characters of a line's source in its name."""
 ELSEWHERE = "outside your code"
 """Stands for the line of samples without a frame of the user's."""
 LOADERS = ("paddle.io.", "torch.utils.data.")
@@ -87,15 +86,7 @@ def source_of(stacks: PythonStacks | None, frame: Frame) -> str | None:
 
 def line_name(stacks: PythonStacks | None, frame: Frame) -> str:
     """Return the name of a line: ``train.py:7, log(): json.dumps(record)``."""
-    where = frame.place
-    if not frame.function.startswith("<"):
-        where += f", {frame.function.rpartition('.')[2]}()"
-    source = source_of(stacks, frame)
-    if source is None:
-        return where
-    return (
-        f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
-    )
+    return format_line(frame.place, frame.function, source_of(stacks, frame) or "")
 
 
 def call_lines(profile: Profile, stacks: pl.Series) -> dict[str, str]:

@@ -22,12 +22,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +33,7 @@ from ppprof.arrays import Float64
 from ppprof.capture.ranks.own_times import PATIENCE, OwnTimes, rank_is_slow
 from ppprof.capture.schedule import Plan, Schedule, State, latest_plan, why_no_room
 from ppprof.capture.signals import pass_interruption
+from ppprof.capture.steps.running_steps import RunningSteps
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
@@ -46,75 +45,6 @@ if TYPE_CHECKING:
     from ppprof.config import TriggerConfig
 
 log = logging.getLogger("ppprof")
-
-_NUM_KEPT = 64
-"""Number of latest steps that the median covers."""
-_NUM_ALIKE = 5
-_MIN_STEPS = 20
-"""Number of steps that must be known before any step counts as slow."""
-
-
-class RunningSteps:
-    """The durations of the latest 64 steps, sorted. Adding a duration takes 1 us.
-
-    >>> steps = RunningSteps()
-    >>> for duration_ns in [9, 1, 2, 3]:
-    ...     steps.add(duration_ns)
-    >>> steps.median_ns, steps.short_ns
-    (3, 2)
-    """
-
-    def __init__(self) -> None:
-        self._latest: deque[int] = deque()
-        self._sorted: list[int] = []
-
-    def add(self, duration_ns: int) -> None:
-        """Add the duration of a step; if there are more than 64, drop the oldest."""
-        self._latest.append(duration_ns)
-        insort(self._sorted, duration_ns)
-        if len(self._latest) > _NUM_KEPT:
-            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
-
-    def __len__(self) -> int:
-        return len(self._sorted)
-
-    @property
-    def median_ns(self) -> int:
-        """The median duration; of two middle durations the longer one. 0 without steps."""
-        return self._sorted[len(self._sorted) // 2] if self._sorted else 0
-
-    @property
-    def short_ns(self) -> int:
-        """The lower quartile of the durations: at least three quarters of the steps take that long.
-
-        0 without steps.
-        """
-        return self._sorted[len(self._sorted) // 4] if self._sorted else 0
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether the latest five durations differ from their median by a fifth at most.
-
-        >>> steps, settled = RunningSteps(), []
-        >>> for duration_ns in [900, 300, 100, 110, 95, 100, 105]:
-        ...     steps.add(duration_ns)
-        ...     settled.append(steps.has_settled)
-        >>> settled
-        [False, False, False, False, False, False, True]
-        """
-        latest = sorted(islice(reversed(self._latest), _NUM_ALIKE))
-        if len(latest) < _NUM_ALIKE:
-            return False
-        middle = latest[_NUM_ALIKE // 2]
-        return 5 * max(latest[-1] - middle, middle - latest[0]) <= middle
-
-    def is_slow(self, duration_ns: int, times: float) -> bool:
-        """Return whether ``duration_ns`` is more than ``times`` the median.
-
-        False until 20 steps were added.
-        """
-        return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns
-
 
 _POLL_SECONDS = 0.25
 """Time between two checks for a request file, which may be on a network file system."""

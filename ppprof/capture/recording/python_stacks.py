@@ -108,8 +108,6 @@ _BACKWARDS = frozenset(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))
 _OUTERMOST = ("ppprof.capture.session", "paddle.io.dataloader.worker")
 """Modules at which stacks begin: what ppprof does as a step ends, for which the training's line waits; and the loop
 of a DataLoader's worker, below which the stack is that of the training which forked it."""
-_MOST_SOURCE_BYTES = 2 << 20
-"""Largest file whose lines are kept."""
 
 StackKey = tuple[int, ...]
 """The id of the code and the instruction of each frame, in turns, the innermost first."""
@@ -601,26 +599,10 @@ def _source(stacks: PythonStacks, files: UserFiles) -> Mapping[str, Mapping[int,
     source: dict[str, dict[int, str]] = {}
     for file, number in own_lines:
         if file not in texts:
-            texts[file] = _lines_of_file(file, files)
+            texts[file] = files.lines_of(file)
         lines = texts[file]
         for each in range(max(1, number - _LINES_AROUND), number + _LINES_AROUND + 1):
             if each <= len(lines):
                 text = lines[each - 1].rstrip()[:_MOST_LINE]
                 source.setdefault(file, {})[each] = text
     return source
-
-
-def _lines_of_file(file: str, files: UserFiles) -> Sequence[str]:
-    """Return the lines of a regular file below the folder, as it was loaded; empty for any other file."""
-    try:
-        # Only a worker of a DataLoader may have run it.
-        path = files.places.get(file, (files.folder / file).resolve())
-        is_below = not Path(file).is_absolute() and files.folder.resolve() in path.parents
-        if not is_below or not path.is_file():
-            return ()
-        status = path.stat()
-        if status.st_size > _MOST_SOURCE_BYTES or status.st_mtime > files.since_s:
-            return ()
-        return path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return ()

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -56,6 +57,25 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         self.places[shown] = (self.folder / path).resolve()
         self[file] = shown, is_own
         return self[file]
+
+    def lines_of(self, file: str) -> Sequence[str]:
+        """Return the lines of a regular file below the folder, as it was loaded; empty for any other file.
+
+        Args:
+            file: its path as it is shown.
+        """
+        try:
+            # Only a worker of a DataLoader may have run it.
+            path = self.places.get(file, (self.folder / file).resolve())
+            is_below = not Path(file).is_absolute() and self.folder.resolve() in path.parents
+            if not is_below or not path.is_file():
+                return ()
+            status = path.stat()
+            if status.st_size > _MOST_BYTES or status.st_mtime > self.since_s:
+                return ()
+            return path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            return ()
 
     def _relative(self, path: Path, *, is_own: bool) -> str:
         """Return a path as it leads there from the folder: ``../models/net.py``."""
@@ -173,6 +193,8 @@ def function_name(code: CodeType) -> str:
     return _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
 
 
+_MOST_BYTES = 2 << 20
+"""Largest file whose lines are kept."""
 _GENERATED = "paddle/to_static_tmp/"
 """Part of the paths of the code that ``to_static`` generates."""
 _OF_TRAINER = re.compile(rf"{INSTALLED.pattern}(?P<shown>(?:{'|'.join(TRAINERS)})/.*)")

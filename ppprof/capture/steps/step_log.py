@@ -6,7 +6,8 @@
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
 "processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
 "host_peak_allocated_bytes":18350080,"paused_ns":612000000,"paused_for":"evaluation",
-"started_workers":0,"starting_ns":0,"num_collections":0,"loss":2.75}``
+"started_workers":0,"starting_ns":0,"num_collections":0,"slow_line":null,"slow_inner_line":null,
+"slow_line_ns":null,"loss":2.75}``
 """
 
 from __future__ import annotations
@@ -107,6 +108,15 @@ class StepRecord(NamedTuple):
     num_collections: int | None = None
     """Garbage collections of Python's oldest generation in the step, in any thread, but not in pauses: all threads stand
     still meanwhile. Null as ``started_workers``."""
+    slow_line: str | None = None
+    """The outermost line of the user's code that other steps hardly spend time in and that has half of what this step takes
+    longer, if it is slow: ``train.py:20, main(): evaluate(model)``. Null in other steps, in windows, and where looks at
+    the stack (`ppprof.capture.steps.slow_lines`) have found no such line."""
+    slow_inner_line: str | None = None
+    """The innermost line with half of what a slow step takes longer; null as ``slow_line``, but other steps may spend time
+    in it, too."""
+    slow_line_ns: int | None = None
+    """Time of ``slow_line`` in the step; what ``slow_inner_line`` has more than in other steps if that is null."""
     loss: float | None = None
     """The loss, if `ProfilerSession.step` was given a number, or one that a rank with scalars has read. In the file it is the text "nan", "inf" or "-inf" if it
     is not finite."""
@@ -116,8 +126,9 @@ _JSON = {
     **{"None": "null", "True": "true", "False": "false"},
     **{f":{value}": f':"{value}"' for value in ("nan", "inf", "-inf")},
 }
+_TEXTS = ("paused_for", "slow_line", "slow_inner_line")
 _NAME = "\0"
-"""Stands for the text of ``paused_for`` while words are replaced, which may be in it."""
+"""Stands for each of these texts while words are replaced, which may be in it."""
 _LINE = "{" + ",".join(f'"{name}":%s' for name in StepRecord._fields) + "}\n"
 
 
@@ -148,12 +159,13 @@ class StepLog:
         records, self._records, self._flushed = self._records, [], self._clock()
         if self._failed or not records:
             return
-        names = [json.dumps(each.paused_for) for each in records if each.paused_for is not None]
-        if names:
-            records = [
-                each if each.paused_for is None else each._replace(paused_for=_NAME)
-                for each in records
-            ]
+        names: list[str] = []
+        for row, each in enumerate(records):
+            own = {name: text for name in _TEXTS if (text := getattr(each, name)) is not None}
+            if own:
+                names += map(json.dumps, own.values())
+                stands: dict[str, Any] = dict.fromkeys(own, _NAME)
+                records[row] = each._replace(**stands)
         text = "".join([_LINE % record for record in records])  # json.dumps takes ten times as long
         for value, name in _JSON.items():
             text = text.replace(value, name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import polars as pl
 import pytest
@@ -19,12 +20,20 @@ from tests.fixtures.run_directories import run, step_lines
 MS = 1000 * US
 
 
-def found(folder: Path, slow: dict[int, int], collecting: Iterable[int] = ()) -> list[Finding]:
-    """200 steps of 10 ms; step -> length in ms, and the steps in which Python collects garbage."""
+def found(
+    folder: Path,
+    slow: dict[int, int],
+    collecting: Iterable[int] = (),
+    lines_of: Mapping[int, tuple[str, str, int]] = MappingProxyType({}),
+) -> list[Finding]:
+    """200 steps of 10 ms: step -> length in ms; steps in which Python collects garbage; lines of steps."""
     lines = []
     for line in step_lines(10 * MS, steps=200, noise=0):
         number = line["step"]
-        more = {"num_collections": int(number in collecting)}
+        more: dict[str, object] = {"num_collections": int(number in collecting)}
+        if number in lines_of:
+            line_of, inner, time_ms = lines_of[number]
+            more |= {"slow_line": line_of, "slow_inner_line": inner, "slow_line_ns": time_ms * MS}
         lines.append({**line, **more, "batch_cost_ns": slow.get(number, 10) * MS})
     path = run(folder / "log", [training(999)], step_lines=[lines])
     return [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
@@ -55,6 +64,42 @@ def test_collections_have_half_of_what_slow_steps_take_longer(
             assert f"{num} of the {len(slow)} slow steps have a full garbage collection" in row.what
             assert finding.confidence == "possible"
         assert f" Slow: {', '.join(map(str, slow))}. The mean" in row.what
+
+
+EVALUATES, READS, SAVES = "t.py:20: evaluate()", "t.py:7, evaluate(): read()", "t.py:21: save()"
+
+
+@pytest.mark.parametrize(
+    ("lines_of", "num", "inner"),
+    [
+        ({90: (EVALUATES, READS, 350), 130: (EVALUATES, READS, 300)}, 2, READS),
+        ({90: (EVALUATES, EVALUATES, 350), 130: (EVALUATES, READS, 300)}, 2, None),
+        (
+            {90: (EVALUATES, READS, 250), 130: (SAVES, SAVES, 900)},
+            1,
+            None,
+        ),  # 400 of 800 ms, no more
+        ({130: (EVALUATES, READS, 350)}, 1, READS),  # nothing to compare step 90 with
+        ({90: (EVALUATES, READS, 350)}, None, None),  # step 130 did something else
+        ({90: (EVALUATES, READS, 210), 130: (SAVES, SAVES, 210)}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_line_that_slow_steps_were_seen_in_has_half_of_what_they_take_longer(
+    tmp_path: Path, lines_of: dict[int, tuple[str, str, int]], num: int | None, inner: str | None
+) -> None:
+    (finding,) = found(tmp_path, {90: 410, 130: 410}, [90, 130], lines_of)
+    assert (finding.facts["wording"] == "seen") == (num is not None)
+    if num is None:
+        return
+    line = max(lines_of.values(), key=lambda each: each[2])[0]
+    assert (finding.facts["gap"], finding.facts["num_begin"]) == (line, num)
+    assert finding.facts["inner"] == inner
+    assert (finding.severity, finding.confidence) == ("major", "likely")
+    (row,) = finding_rows([finding])
+    assert f"{num} of the 2 slow steps spend " in row.what
+    assert ("most of it in" in row.what) == (inner is not None)
+    assert row.do.startswith("Run this line less often")
 
 
 def test_steps_that_come_evenly_are_seen_beside_others(tmp_path: Path) -> None:

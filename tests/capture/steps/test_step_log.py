@@ -50,7 +50,7 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
         '"stall_ns":0,"excluded":false,"window":0,"device_timed":null,'
         '"device_peak_reserved_bytes":null,"device_total_bytes":null,'
         '"processor_wait_ns":null,"processors_busy_ratio":null,"processors_own_ratio":null,"communication_ns":null,'
-        '"host_peak_allocated_bytes":null,"paused_ns":null,"paused_for":null,"started_workers":null,"starting_ns":null,"num_collections":null,"loss":null}'
+        '"host_peak_allocated_bytes":null,"paused_ns":null,"paused_for":null,"started_workers":null,"starting_ns":null,"num_collections":null,"slow_line":null,"slow_inner_line":null,"slow_line_ns":null,"loss":null}'
     )
 
 

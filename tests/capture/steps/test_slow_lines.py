@@ -1,0 +1,167 @@
+"""The line of a slow step, in steps that nothing records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.steps import slow_lines
+from ppprof.capture.steps.slow_lines import SlowLine, SlowLines
+
+MS = 1_000_000
+
+
+class Training:
+    """Steps on a clock of its own, which are looked at every 10 ms of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(slow_lines, "start_thread", lambda run, name: threading.Thread())
+        self.now_ns, self.is_paused = 0, False
+        files = UserFiles(Path(__file__).parents[3])
+        self.lines = SlowLines(files, lambda: self.is_paused, clock=lambda: self.now_ns)
+        self.looking = ThreadPoolExecutor(1)
+        self.begin_ns = 0
+        self.forward_ms = 70
+        self.lines.step(None, is_usual=True)
+
+    def spend(self, time_ms: int) -> None:
+        for _ in range(time_ms // 10):
+            self.now_ns += 10 * MS
+            self.looking.submit(self.lines.look).result()
+
+    def forward(self) -> None:
+        self.spend(self.forward_ms)
+
+    def log(self) -> None:
+        self.spend(10)
+
+    def evaluate(self, time_ms: int) -> None:
+        self.read()
+        self.spend(time_ms - 10)
+
+    def read(self) -> None:
+        self.spend(10)
+
+    def step(self, before: Callable[[], None], *, is_usual: bool = True) -> SlowLine:
+        before()
+        self.forward()
+        self.log()
+        self.spend(20)
+        step_ns, self.begin_ns = self.now_ns - self.begin_ns, self.now_ns
+        return self.lines.step(step_ns, is_usual=is_usual)
+
+    def run(self, *steps: Callable[[], None], num_unusual: int = 0) -> list[SlowLine]:
+        """Run 20 usual steps, and then one after each of the calls; the profiler is in the first of these."""
+        before = [*[lambda: None] * 20, *steps]
+        found = [
+            self.step(each, is_usual=number < 20 or number >= 20 + num_unusual)
+            for number, each in enumerate(before)
+        ]
+        assert found[:20] == [(None, None, None)] * 20
+        return found[20:]
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    return Training(monkeypatch)
+
+
+def test_the_line_that_other_steps_do_not_run_is_named(training: Training) -> None:
+    found = training.run(lambda: training.evaluate(300), lambda: None)
+    line, inner, time_ns = found[0]
+    assert line is not None
+    assert line.startswith("tests/capture/steps/test_slow_lines.py:")
+    assert line.endswith("step(): before()")
+    assert inner is not None
+    assert inner.endswith("spend(): self.looking.submit(self.lines.look).result()")
+    assert time_ns == 300 * MS
+    assert found[1] == (None, None, None)
+    assert training.lines.summary() == (
+        f"outside windows, 1 slow step spent 300 ms (15.0% of the time) in {line}"
+    )
+
+
+def test_a_line_of_all_steps_that_takes_longer_is_an_inner_line_alone(training: Training) -> None:
+    def longer() -> None:
+        training.forward_ms = 470
+
+    ((line, inner, more_ns),) = training.run(longer)
+    assert line is None
+    assert inner is not None
+    assert inner.endswith("spend(): self.looking.submit(self.lines.look).result()")
+    assert more_ns is not None
+    assert abs(more_ns - 400 * MS) <= 10 * MS
+    assert training.lines.summary() == ""
+
+
+def test_steps_that_the_profiler_is_in_are_neither_usual_nor_slow(training: Training) -> None:
+    def saving() -> None:
+        training.spend(400)
+
+    *unusual, found = training.run(saving, saving, saving, num_unusual=2)
+    assert unusual == [(None, None, None)] * 2
+    assert found.line is not None
+    assert found.line_ns == 400 * MS
+
+
+def test_a_pause_is_no_time_of_a_step(training: Training) -> None:
+    def pausing() -> None:
+        training.is_paused = True
+        training.spend(900)
+        training.is_paused = False
+        training.begin_ns = training.now_ns
+
+    assert training.run(pausing, lambda: None) == [(None, None, None)] * 2
+
+
+def test_first_steps_are_compared_with_nothing(training: Training) -> None:
+    for _ in range(3):
+        assert training.step(lambda: training.spend(900)) == (None, None, None)
+        assert training.step(lambda: None) == (None, None, None)
+
+
+def test_no_line_is_named_that_has_less_than_half_of_what_the_step_takes_longer(
+    training: Training,
+) -> None:
+    def several() -> None:
+        training.spend(130)
+        training.spend(130)
+        training.spend(140)
+
+    ((line, inner, time_ns),) = training.run(several)
+    assert line is not None
+    assert line.endswith("step(): before()")
+    assert (inner, time_ns) == (line, 400 * MS)
+
+
+def test_a_step_that_was_seldom_looked_at_has_no_line(training: Training) -> None:
+    def unseen() -> None:
+        training.now_ns += 300 * MS
+        training.spend(20)  # the second look is late, but stands for all
+
+    assert training.run(unseen) == [(None, None, None)]
+
+
+def test_steps_are_looked_at_more_often_once_they_take_long(tmp_path: Path) -> None:
+    """With a thread and a clock that are real."""
+    lines = SlowLines(UserFiles(Path(__file__).parents[3]), lambda: False)
+    found = []
+    try:
+        for number in range(61):
+            time.sleep(0.02)
+            if number in (20, 60):
+                time.sleep(0.5)
+            found.append(lines.step(None, is_usual=True))
+    finally:
+        lines.close()
+    named = found[60]
+    assert named.line is not None
+    assert named.line.endswith("time.sleep(0.5)")
+    assert found[:20] == [(None, None, None)] * 20
+    assert not any("slow steps" in thread.name for thread in threading.enumerate())
