@@ -142,7 +142,8 @@ class ProfilerConfig:
     or after 10,000 operators without ``step()``."""
     python_stacks: Union[bool, float, Literal["auto"]] = knob("auto", above=0, maximum=1000)
     """Sample the Python stacks of all threads and of the DataLoader's workers, inside windows. ``auto``:
-    as often as costs less than 1% of the time; True: 1,000 times a second; a number: this many times a second."""
+    as often as costs less than 1% of the time; True: 1,000 times a second; a number: this many times a second.
+    Unless False, the stack is also looked at in steps outside windows that take long."""
     source: bool = True
     """Keep the source lines that take the most time, with their neighbours, of files below the
     working directory."""

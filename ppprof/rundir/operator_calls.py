@@ -196,8 +196,8 @@ class OperatorCalls:
     """Those of ``layer_calls`` whose parameters' gradients were cleared unused: columns likewise, but the last one is the
     row in ``cleared``."""
     lengths: Mapping[int, list[int]] = field(default_factory=dict)
-    """Rows of the calls that look up the words of padded samples; with the width of the batch, and the length of each
-    sample without its padding."""
+    """Rows of the calls that look up the words of padded samples, with the width of the batch, and the length of each
+    sample without its padding; and of losses, with the number of labels, and of those that count."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:

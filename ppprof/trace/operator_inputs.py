@@ -74,7 +74,7 @@ computes for such a result: the same lines."""
 
 LENGTHS = "lengths_of_samples"
 """The attribute of an operator that looks up the words of padded samples, of a window's first batches: the width of the
-batch, then the length of each sample without its padding."""
+batch, then the length of each sample without its padding. Of a loss: the number of labels, and of those that count."""
 
 OWN_ATTRIBUTES = frozenset(
     (

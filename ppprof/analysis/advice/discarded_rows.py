@@ -1,4 +1,4 @@
-"""Products that compute rows which the next operator leaves out, such as the logits of all positions but the last."""
+"""Products that compute rows which the next operator leaves out, such as the logits of all positions but the last; or for which a loss has no label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppprof.analysis.advice.called_operators import called_operators
 from ppprof.analysis.efficiency.operator_work import Product, family_of, product_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int64
-from ppprof.trace.operator_inputs import Shape, attributes_of, shapes_as_shown, shapes_in
+from ppprof.trace.operator_inputs import LENGTHS, Shape, attributes_of, shapes_as_shown, shapes_in
 
 MOST_KEPT = 0.5
 """Share of the rows. If more are used, the others are not worth a change."""
@@ -22,7 +22,7 @@ MOST_KEPT = 0.5
 DISCARDED = {
     **{"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "row": pl.Int64()},
     **dict.fromkeys(("product_row", "taker_row", "rows", "kept"), pl.Int64()),
-    "product": pl.String(),
+    **dict.fromkeys(("product", "taker"), pl.String()),
 }
 """Columns of `discarded_rows`."""
 
@@ -31,6 +31,8 @@ _MASKED = "masked_select"
 _INDEXED = frozenset(("gather", "index_select"))
 _TAKERS = _SLICES | _INDEXED | {_MASKED, "gather_nd", "index_elementwise_get"}
 """Operators that take some rows. ``index_elementwise_get`` is ``logits[mask]``, whose shapes are not recorded."""
+LOSSES = frozenset(("cross_entropy_with_softmax", "c_softmax_with_cross_entropy"))
+"""Operators that take the rows with a label."""
 _TABLES = frozenset(("embedding", "c_embedding"))
 _TRANSPOSES = frozenset(("transpose_x", "transpose_y", "X2", "X3"))
 _VIEWS = frozenset(("reshape", "flatten", "squeeze", "unsqueeze"))
@@ -47,6 +49,8 @@ class _Chain(NamedTuple):
     states: frozenset[Shape]
     """Shapes that the results of the product and the operators have, but not the last one."""
     kept: int
+    has_loss: bool
+    """Whether the last operator is a loss, which takes rows with a label."""
 
 
 def discarded_rows(profile: Profile) -> pl.DataFrame:
@@ -64,13 +68,16 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
     the addition of a bias. Left out are products whose results another operator takes, too, as far as
     shapes show it, until the product's line computes one again, and those without gradients.
     How many rows are taken is read from the index; without one, from the next call, if its gradient
-    is computed just ahead of those of the chain.
+    is computed just ahead of those of the chain. Of a loss, it is the number of labels that are not ignored::
+
+        matmul        [8,128,160] [160,8000]  1024 rows
+        cross_entropy [8,128,8000] [8,128]    150 labels; the others are -100
 
     Returns:
         A row for each call: columns of `DISCARDED`. time_ns is the share of its time that the rows have
         that are left out; of the gradient of the operator that takes rows, the share by which the
         rows of the product's input are shorter. row is that of the event, product_row and taker_row are those of both
-        operators, and product is the name of the first. rows and kept are null, but for the product.
+        operators, and product and taker are their names, the latter without shapes. rows and kept are null, but for the product.
     """
     calls = _Calls(called_operators(profile))
     chains = list(calls.chains())
@@ -119,16 +126,19 @@ class _Calls:
     def chains(self) -> Iterator[_Chain]:
         """Yield the chains, in the order of the operators that take rows."""
         linked = self.linked.tolist()
-        for place in range(1, len(linked) - 1):
-            if self.names[linked[place]] in _TAKERS:
+        for place in range(1, len(linked)):
+            name = self.names[linked[place]]
+            if name in LOSSES or (name in _TAKERS and place < len(linked) - 1):
                 chain = self._chain(linked, place)
                 if chain is not None:
                     yield chain
 
     def _chain(self, linked: list[int], place: int) -> _Chain | None:
         """Return the chain that ends with the call at a place of ``linked``; None without one."""
-        taker, user = linked[place], linked[place + 1]
-        if self.lane[user] != self.lane[taker]:
+        taker = linked[place]
+        has_loss = self.names[taker] in LOSSES
+        users = [] if has_loss else linked[place + 1 : place + 2]
+        if any(self.lane[user] != self.lane[taker] for user in users):
             return None
         shapes = self.inputs(taker)
         state = shapes[0] if shapes else self._widest(linked[place - 1])
@@ -144,9 +154,14 @@ class _Calls:
             states.add(state)
             product = self._product(number, state)
             if product is not None:
-                kept = self._kept([*members, user], product)
-                return None if kept is None else _Chain(members, product, frozenset(states), kept)
-            before = self._before(number, state)
+                if has_loss:
+                    kept = self._labelled(taker)
+                else:
+                    kept = self._taken([*members, *users], product)
+                if kept is None or not 0 < kept <= MOST_KEPT * product.m:
+                    return None
+                return _Chain(members, product, frozenset(states), kept, has_loss)
+            before = self._before(number, state, may_shift=has_loss)
             if before is None:
                 return None
             state = before
@@ -186,23 +201,36 @@ class _Calls:
             return None
         return found if (found.m * found.n, found.n) == (math.prod(state), state[-1]) else None
 
-    def _before(self, number: int, state: Shape) -> Shape | None:
-        """Return the shape of the input whose rows are those of a call's result; None if it mixes them."""
+    def _before(self, number: int, state: Shape, *, may_shift: bool) -> Shape | None:
+        """Return the shape of the input whose rows are those of a call's result; None if it mixes them.
+
+        Args:
+            number: of the call.
+            state: shape of its result.
+            may_shift: whether it may leave out some of them, ``logits[:, :-1]``.
+        """
         inputs = self.inputs(number)
+        if may_shift and self.names[number] in _SLICES and inputs:
+            is_shift = len(inputs[0]) == len(state) and _is_part(state, inputs[0])
+            return inputs[0] if is_shift and inputs[0][-1] == state[-1] else None
         if self.names[number] in _VIEWS:
             shape = inputs[0] if inputs else ()
             same = shape[-1:] == state[-1:] and math.prod(shape) == math.prod(state)
             return shape if same else None
         return state if state in inputs and family_of(self.names[number]) == "pointwise" else None
 
-    def _kept(self, numbers: list[int], product: Product) -> int | None:
-        """Return how many rows the members of a chain and the next call take; None if too many, or if that is unknown."""
+    def _taken(self, numbers: list[int], product: Product) -> int | None:
+        """Return how many rows the members of a chain and the next call take; None if that is unknown."""
         taker, user = numbers[-2:]
         if self.names[taker] in _INDEXED or self.names[taker] == "gather_nd":
-            kept = self._indexed(taker, product)
-        else:
-            kept = self._used(user, taker, product) if self._are_neighbours(numbers) else None
-        return kept if kept is not None and 0 < kept <= MOST_KEPT * product.m else None
+            return self._indexed(taker, product)
+        return self._used(user, taker, product) if self._are_neighbours(numbers) else None
+
+    def _labelled(self, loss: int) -> int | None:
+        """Return how many labels of a loss count; None if that is unknown."""
+        counts = attributes_of(self.attributes[loss]).get(LENGTHS)
+        known = isinstance(counts, list) and [each for each in counts if isinstance(each, int)]
+        return known[1] if known and len(known) == 2 and known[0] >= known[1] else None
 
     def _indexed(self, taker: int, product: Product) -> int | None:
         """Return how many rows an index takes; None if it takes elements, or if that is unknown."""
@@ -301,7 +329,7 @@ class _Calls:
             name, shapes = each["name"], shapes_as_shown(each["shapes"] or "")
             is_product = number == computing[0]
             counts = (chain.product.m, chain.kept) if is_product else (None, None)
-            if number != taker:
+            if number != taker or chain.has_loss:
                 saved_ns = share * each["time_ns"]
                 rows.append((f"{name} {shapes}", saved_ns, each["row"], *counts))
                 part = share
@@ -322,6 +350,7 @@ class _Calls:
             product_row=product_row,
             taker_row=taker_row,
             product=pl.col("name").first(),
+            taker=pl.lit(self.names[taker]),
         )
         return found.select(pl.col(name).cast(dtype) for name, dtype in DISCARDED.items())
 

@@ -220,7 +220,7 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
-are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), padded [remedy] (operators that compute for padding, with
+are their rows, and those that are used), discarded line and discarded taker [product] (lines that compute it, and that take rows), discarded for [product] (the operator that takes rows), padded [remedy] (operators that compute for padding, with
 the time that the remedy saves: `ppprof.analysis.advice.padding`), padded by (the remedies), padded line [remedy] (lines that look its batches up), padded numbers, padded words and
 padded kept [remedy] (likewise; calls are what is looked up, the words among it, and what the remedy leaves), penalty [form] (operators of penalties on
 parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
@@ -694,6 +694,8 @@ class IndicatorBuilder:
         for kind in ("rows", "kept"):
             self.add_names(f"discarded {kind}", products.with_columns(calls=kind, name="product"))
         self.add_names("discarded by", found.with_columns(name="product"))
+        takers = products.with_columns(name="taker", subject="product")
+        self.add_names("discarded for", takers)
         for kind, row in (("line", "product_row"), ("taker", "taker_row")):
             lines = self.in_lines(found.with_columns(row=row, subject="product"))
             self.add_names(f"discarded {kind}", lines)

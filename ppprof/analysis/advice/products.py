@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from ppprof.analysis.advice.discarded_rows import LOSSES
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import MAJOR_RATIO, Fact, Finding
 from ppprof.analysis.advice.padding import GROUPED
@@ -215,6 +216,8 @@ def discarded_rows(evidence: Evidence) -> list[Finding]:
         "rows": round(rows),
         "kept": max(1, round(kept)),
     }
+    if evidence.first_name("discarded for", name) in LOSSES:
+        facts |= {"wording": "labels", "remedy": f"{evidence.remedy()}-labels"}
     cost_ns = float(products["time_ns"].sum())
     operators = evidence.names("discarded")
     return evidence.time_finding("discarded-rows", cost_ns, "possible", facts, operators)

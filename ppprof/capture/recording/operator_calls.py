@@ -47,7 +47,7 @@ from ppprof.capture.recording.gradient_order import (
     unused_gradients,
 )
 from ppprof.capture.recording.observers import FileObserver
-from ppprof.capture.recording.padded_batches import TABLES, PaddedBatches
+from ppprof.capture.recording.padded_batches import LOSSES, TABLES, CountedLabels, PaddedBatches
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.repeated_calls import LayerCall, Place, Repeated, RepeatedCalls
 from ppprof.capture.recording.repeated_operators import RepeatedGroup, RepeatedOperators
@@ -145,6 +145,7 @@ class WindowCalls:
         )
         self.operators = RepeatedOperators()
         self.batches = PaddedBatches()
+        self.labels = CountedLabels()
         self.changed: set[int] = (
             set() if self.repeated.values is None else self.repeated.values.changed
         )
@@ -262,13 +263,15 @@ class WindowCalls:
             return None
         return number
 
-    def note_lookup(self, name: str, args: Sequence[Any], call: CallId) -> None:
-        """Note what a call looks up in a table, if Paddle passes both by their places."""
+    def note_numbers(self, name: str, args: Sequence[Any], call: CallId) -> None:
+        """Note what a call looks up in a table, or the labels of a loss, if Paddle passes both arguments by their places."""
         try:
-            numbers, table = (args[place] for place in TABLES[name])
+            is_loss = name in LOSSES
+            numbers, other = (args[place] for place in (LOSSES if is_loss else TABLES)[name])
             # Of a tensor of semi-automatic parallelism, all ranks would have to take part in the read.
             if isinstance(numbers, core.eager.Tensor) and not numbers.is_dist():
-                self.batches.note(call, numbers, table)
+                note = self.labels.note if is_loss else self.batches.note
+                note(call, numbers, other)
         except Exception as error:  # no tensors
             pass_interruption(error)
 
@@ -457,7 +460,7 @@ class WindowCalls:
     def lengths_of_samples(self, rows: Int64) -> dict[int, list[int]]:
         """Return `OperatorCalls.lengths`; ``rows`` are the calls."""
         try:
-            lengths = self.batches.lengths()
+            lengths = {**self.batches.lengths(), **self.labels.counts()}
         except Exception as error:  # a device may do anything
             pass_interruption(error)
             log.debug("the lengths of samples are not recorded", exc_info=True)
@@ -805,7 +808,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             *(self._dtype_of, self._lines.two_around),
             self._note_operator,
         )
-        is_update, is_lookup = name in _UPDATES, name in TABLES
+        is_update, has_numbers = name in _UPDATES, name in TABLES or name in LOSSES
         is_cast_by_amp = name in _CAST_BY_AMP
         called = self._update_wrapper(function) if is_update else function
 
@@ -854,8 +857,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 thread = local.id = threading.get_native_id()
             dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
-            if is_lookup:
-                window.note_lookup(name, args, (thread, start))
+            if has_numbers:
+                window.note_numbers(name, args, (thread, start))
             if before is not None:
                 number = window.after_call(name, args, result, (thread, start), before)
                 note_operator(window, (thread, start), lines, number)

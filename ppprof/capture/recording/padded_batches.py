@@ -1,4 +1,6 @@
-"""How long the samples of batches are that are padded: from the numbers that a window looks up in an embedding's table.
+"""How much of a batch counts: the lengths of padded samples, and the labels that a loss does not ignore.
+
+Lengths are those of the numbers that a window looks up in an embedding's table.
 
 ::
 
@@ -9,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +42,10 @@ _READ = core.eager.Tensor.numpy
 
 TABLES = {"embedding": (0, 1), "c_embedding": (1, 0)}
 """Functions that look rows of a table up -> the places of numbers and table among the arguments."""
+
+
+LOSSES = {"cross_entropy_with_softmax": (1, 5), "c_softmax_with_cross_entropy": (1, 2)}
+"""Losses by class -> the places of the labels, and of the number that stands for none, among the arguments."""
 
 
 class _Batch(NamedTuple):
@@ -92,14 +99,52 @@ class PaddedBatches:
         return found
 
 
+class CountedLabels:
+    """How many labels of the losses of a window count: positions of padding and of prompts have none.
+
+    They are counted at once on a host. Those on a device are kept, as of `PaddedBatches`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[CallId, list[int]] = {}
+        self._kept: list[tuple[_Batch, int]] = []
+        self._num = 0
+
+    def note(self, call: CallId, labels: Any, ignored: int) -> None:
+        """Count the labels of a call; keep them until `counts`, if they are on a device."""
+        num = math.prod(labels.shape)
+        if not 0 < num <= _MOST_NUMBERS or "int" not in str(labels.dtype):
+            return
+        if labels.place.is_cpu_place():
+            self._add(call, _view(labels), ignored)
+        elif self._num + num <= _MOST_NUMBERS_OF_DEVICE:
+            self._num += num
+            self._kept.append((_Batch(call, labels, labels.inplace_version), ignored))
+
+    def _add(self, call: CallId, labels: Any, ignored: int) -> None:
+        self._counts[call] = [labels.size, int(np.count_nonzero(labels != ignored))]
+
+    def counts(self) -> dict[CallId, list[int]]:
+        """Return the number of labels, and of those that are one, by the call."""
+        for batch, ignored in self._kept:
+            labels = _array(batch)
+            if labels is not None:
+                self._add(batch.call, labels, ignored)
+        self._kept.clear()
+        return self._counts
+
+
+def _view(tensor: Any) -> Any:
+    """Return the numbers of a tensor on a host, in Paddle's memory if that can be shared."""
+    return np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else _READ(tensor)  # Paddle 2.6
+
+
 def _copy(tensor: Any) -> Int64:
     """Return a copy of a tensor's numbers on a host, outside of Paddle's memory.
 
     Paddle's ``numpy()`` copies all that a view has its elements from, such as a data set.
     """
-    if hasattr(tensor, "__dlpack__"):
-        return np.array(np.from_dlpack(tensor), np.int64)
-    return np.array(_READ(tensor), np.int64)  # Paddle 2.6
+    return np.array(_view(tensor), np.int64)
 
 
 def _array(batch: _Batch) -> Int64 | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 import ppprof
+from ppprof.report.text.advice import finding_rows
+from ppprof.trace.operator_inputs import LENGTHS
 from tests.fixtures.findings import US, Called, by_rule, differentiating, taking
 from tests.fixtures.run_directories import run
 
@@ -249,3 +252,52 @@ def test_the_slice_of_a_vocabulary_counts_once(tmp_path: Path):
     assert "discarded-rows" in rules
     evidence = rules["wide-vocabulary"].evidence
     assert not [name for name in evidence["name"] if name.startswith("slice_grad")]
+
+
+def labelled(num: int, *shape: int) -> Called:
+    """A loss that has so many labels; the others are ignored."""
+    *rows, _ = shape
+    counts = {LENGTHS: [math.prod(rows), num]}
+    return Called("cross_entropy_with_softmax", (shape, (*rows, 1)), counts, line=9)
+
+
+def test_rows_without_a_label_are_left_out_by_the_loss(tmp_path: Path):
+    """144 of 960: 85% of all that computes on the rows."""
+    loss = labelled(144, 48, 20, 128)
+    assert sorted(found(tmp_path, PRODUCT, BIAS, loss)) == [
+        ("add [48,20,128] [128]", 42.5),
+        ("add_grad [48,20,128] [128]", 34),
+        ("cross_entropy_with_softmax [48,20,128] [48,20,1]", 42.5),
+        ("cross_entropy_with_softmax_grad [48,20,128] [48,20,1]", 34),
+        ("matmul [48,20,64] [64,128]", 42.5),
+        ("matmul_grad [48,20,64] [64,128]", 34),
+    ]
+    calls = differentiating(PRODUCT, BIAS, loss, each=50)
+    finding = by_rule(run(tmp_path / "more", **calls))["discarded-rows"]
+    facts = finding.facts
+    assert (facts["rows"], facts["kept"], facts["wording"]) == (960, 144, "labels")
+    assert facts["taken_line"] == "train.py:9, forward()"
+    (row,) = finding_rows([finding])
+    assert "has a label for 144 of them" in row.what
+    assert row.do.startswith("Multiply only the rows that have a label")
+
+
+def test_labels_of_the_next_word_leave_out_the_last_row_ahead_of_the_loss(tmp_path: Path):
+    shift = Called("slice", ((48, 20, 128),), line=8)
+    evidence = dict(found(tmp_path, PRODUCT, shift, labelled(96, 48, 19, 128)))
+    assert evidence["matmul [48,20,64] [64,128]"] == 45
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        (PRODUCT, labelled(481, 48, 20, 128)),  # more than half have one
+        (PRODUCT, labelled(0, 48, 20, 128)),
+        (PRODUCT, Called("cross_entropy_with_softmax", ((48, 20, 128), (48, 20, 1)))),
+        # A metric of all positions, and a part of the words alone.
+        (PRODUCT, labelled(96, 48, 20, 128), Called("argmax", ((48, 20, 128),), gradients=0)),
+        (PRODUCT, Called("slice", ((48, 20, 128),)), labelled(96, 48, 20, 64)),
+    ],
+)
+def test_rows_whose_labels_are_unknown_or_many_are_needed(tmp_path: Path, called: tuple[Called]):
+    assert not found(tmp_path, *called)

@@ -128,7 +128,7 @@ local, table = paddle.to_tensor(ids), paddle.nn.Embedding(1000, 4)
 window = WindowCalls(None)
 of_ranks = shard_tensor(local, ProcessMesh([0], dim_names=["dp"]), [Replicate()])
 for number, tensor in enumerate((of_ranks, local)):
-    window.note_lookup("embedding", (tensor, table.weight), (1, number))
+    window.note_numbers("embedding", (tensor, table.weight), (1, number))
 print(window.batches.lengths())
 """
 
@@ -184,6 +184,7 @@ class OfDevice:
 
     def __init__(self, numbers: Int64) -> None:
         self.shape, self.numbers, self.inplace_version = numbers.shape, numbers, 0
+        self.dtype = "paddle.int64"
         self.place = self
 
     def is_cpu_place(self) -> bool:
@@ -209,3 +210,33 @@ def test_a_device_is_read_at_the_end_if_it_is_done(
     tensors[1].inplace_version += changes
     found = batches.lengths()
     assert found == {(1, row): [40, *lengths] for row, lengths in enumerate(LENGTHS[:num])}
+
+
+def test_labels_that_a_loss_ignores_are_counted() -> None:
+    """As they are at the call, of numbers only, and not of soft labels."""
+    logits = paddle.randn([2, 6, 5])
+    labels = paddle.to_tensor([[1, -100, -100, 3, 0, -100], [-100, 2, -100, -100, -100, -100]])
+    cross_entropy = paddle.nn.functional.cross_entropy
+
+    def step() -> None:
+        given = labels.clone()
+        cross_entropy(logits, given)
+        given.zero_()
+        cross_entropy(logits, given, ignore_index=0)
+        cross_entropy(logits, paddle.nn.functional.softmax(logits), soft_label=True)
+
+    calls = recorded_calls.recorded(step)
+    assert [calls.lengths[row] for row in sorted(calls.lengths)] == [[12, 4], [12, 0]]
+
+
+@pytest.mark.parametrize(("is_done", "changes", "num"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
+def test_labels_on_a_device_are_counted_at_the_end_if_it_is_done(
+    is_done: bool, changes: int, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = SimpleNamespace(query=lambda: is_done)
+    monkeypatch.setattr(paddle.device, "current_stream", lambda: stream)
+    labels = OfDevice(np.array([[4, -100], [-100, -100]]))
+    counted = padded_batches.CountedLabels()
+    counted.note((1, 0), labels, -100)
+    labels.inplace_version += changes
+    assert list(counted.counts().values()) == [[4, 1]] * num
