@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,6 +97,8 @@ _INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes", "callstack"), pl.Stri
 _PREFIX = "Global_"
 _MOST_TRIED = 8
 """How many calls with the same nodes to compare with."""
+_MOST_ALIGNED = 5_000_000
+"""Calls of steps to look for those of samples in: about a second."""
 _LINKS = {
     **{"row": pl.Int64(), "run": pl.Int64(), "call": pl.Int64()},
     **{"operator": pl.String(), "gradients": pl.Int64(), "unused": pl.Int64()},
@@ -439,6 +441,7 @@ def _known_runs(
             by_names.setdefault(sample.names, []).append(sample)
     runs = _runs(recorded)
     places = _places_in_steps(events, recorded.calls[runs, 1])
+    alignment = _Alignment(events, recorded)
     for run, (place, num) in zip(runs.tolist(), places):
         rows, names = gradients.get(run, ([], ()))
         alike = by_names.get(names, [])
@@ -448,6 +451,8 @@ def _known_runs(
         matching = [each for each in tried if each is not None and each.matches(functions, run)]
         if not matching and usual in alike:
             matching = [each for each in alike[:_MOST_TRIED] if each.matches(functions, run)]
+        if not matching:
+            matching = alignment.moved(tried, run)
         if matching:
             yield _Run(run, rows, matching)
 
@@ -535,6 +540,8 @@ def _functions(recorded: OperatorCalls) -> tuple[Int64, int]:
 class _Sample:
     """A call that computes gradients, and whose nodes are known."""
 
+    call: int
+    """Its row."""
     nodes: Sequence[Node]
     calls: Sequence[int | None]
     """The call that created each node, as a row relative to this one; None if unknown."""
@@ -563,6 +570,7 @@ class _Sample:
         if not rows:
             return None
         return cls(
+            backward.call,
             backward.nodes,
             [
                 node.call - backward.call if 0 <= node.call < backward.call else None
@@ -585,6 +593,79 @@ class _Sample:
         """Return whether another call, whose events have the same names, runs the same nodes."""
         begin = run + 1 - len(self.functions)
         return begin >= 0 and np.array_equal(functions[begin : run + 1], self.functions)
+
+
+class _Alignment:
+    """Finds the calls of a sample in steps that make others between them: an evaluation, or samples that are mined now and then.
+
+    ::
+
+        sample      a b . c d   backward
+        other step  a b x y . x y c d   backward
+
+    A call is known if its step makes as many with its signature as that of the sample, up to the backward.
+    """
+
+    def __init__(self, events: pl.DataFrame, recorded: OperatorCalls) -> None:
+        self._calls = recorded.calls
+        self._steps = events.filter(pl.col("category") == "ProfileStep")["start_ns"].sort()
+        self._num_left = _MOST_ALIGNED
+        self._own: dict[int, tuple[Int64, Int64]] = {}
+        """Of samples, by their calls."""
+
+    def moved(self, samples: Iterable[_Sample | None], run: int) -> list[_Sample]:
+        """Return those of the samples whose calls are known of another call that computes gradients, with these calls."""
+        known = [each for each in samples if each is not None]
+        if not known or self._num_left <= 0:
+            return []
+        others = self._by_signature(run)
+        return [each for sample in known if (each := self._moved(sample, run, others))]
+
+    def _moved(self, sample: _Sample, run: int, others: tuple[Int64, Int64]) -> _Sample | None:
+        if sample.call not in self._own:
+            self._own[sample.call] = self._by_signature(sample.call)
+        offsets = {each for each in (*sample.calls, *sample.products) if each is not None}
+        offsets.update(row for pair in sample.multiplied for row in pair)
+        needed = np.array(sorted(offsets), np.int64)
+        rows = sample.call + needed
+        signatures = self._calls[rows, 3]
+        begin, num = _ranges(self._own[sample.call][1], signatures)
+        begin_of_others, num_of_others = _ranges(others[1], signatures)
+        if (num != num_of_others).any() or (num == 0).any():
+            return None
+        # Rows of one signature ascend.
+        order = self._own[sample.call][0]
+        place = np.array(
+            [np.searchsorted(order[a : a + n], row) for a, n, row in zip(begin, num, rows)]
+        )
+        if (place == num).any() or (order[begin + place] != rows).any():
+            return None  # it is of an earlier step
+        moved = dict(zip(needed.tolist(), (others[0][begin_of_others + place] - run).tolist()))
+        return replace(
+            sample,
+            call=run,
+            calls=[None if each is None else moved[each] for each in sample.calls],
+            products=[None if each is None else moved[each] for each in sample.products],
+            multiplied=[(moved[row], moved[product]) for row, product in sample.multiplied],
+        )
+
+    def _by_signature(self, run: int) -> tuple[Int64, Int64]:
+        """Return the rows of the calls of a step up to one that computes gradients, and their signatures, sorted by these."""
+        thread, start_ns = self._calls[run, :2].tolist()
+        number = int(self._steps.search_sorted(start_ns, "right"))
+        begin_ns = self._steps[number - 1] if number else 0
+        of_thread = int(np.searchsorted(self._calls[:run, 0], thread))
+        first = of_thread + int(np.searchsorted(self._calls[of_thread:run, 1], begin_ns))
+        self._num_left -= run - first
+        signatures = self._calls[first:run, 3]
+        order = np.argsort(signatures, kind="stable")
+        return order + first, signatures[order]
+
+
+def _ranges(ordered: Int64, values: Int64) -> tuple[Int64, Int64]:
+    """Return where values stand in an ordered array, and how often."""
+    begin = np.searchsorted(ordered, values)
+    return begin, np.searchsorted(ordered, values, "right") - begin
 
 
 class _Run(NamedTuple):

@@ -373,3 +373,71 @@ def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> N
         "matmul dygraph": None,
         "Global_MatmulGradNode": '{"gradients":2,"of_one_leaf":true,"unused_gradients":1}',
     }
+
+
+A, B = call("relu", [4, 4]), call("tanh", [4, 4])
+MORE, RUN_BACKWARD = call("exp", [9, 4]), Signature("run_backward", {}, {}, {})
+
+
+def linked(tmp_path: Path, steps: list[list[Signature]]) -> list[list[int | None]]:
+    """Return for the gradients of tanh and relu in each step the place of their operator among the step's calls.
+
+    Args:
+        tmp_path: where the window is written.
+        steps: what each step calls, ahead of a backward that runs the nodes of A and B of the first step.
+    """
+    spans, rows, signatures, begins = [], [], [A, B, MORE, RUN_BACKWARD], []
+    for number, called in enumerate(steps):
+        begin = 1000 * number
+        begins.append(begin)
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", begin, begin + 999))
+        for place, signature in enumerate([*called, RUN_BACKWARD]):
+            start = begin + 10 + 50 * place
+            rows.append([31, start, start + 40, signatures.index(signature), -1])
+            if signature is not RUN_BACKWARD:
+                spans.append(span("Operator", f"{signature.name} dygraph", start + 5, start + 30))
+                continue
+            spans.append(span("Operator", "Global_TanhGradNode", start + 5, start + 10))
+            spans.append(span("Operator", "Global_ReluGradNode", start + 15, start + 20))
+    first = steps[0]
+    nodes = [Node("TanhGradNode", first.index(B), 1), Node("ReluGradNode", first.index(A), 1)]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(spans)))
+    calls = np.array(rows, np.int64) + np.array([0, EPOCH_NS, EPOCH_NS, 0, 0])
+    backwards = [Backward(len(first), nodes)]
+    recorded = OperatorCalls(signatures, DTYPES, calls, backwards)
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    events = read_window(raw).events
+    starts = (events["start_ns"] - EPOCH_NS).to_list()
+    names = events["name"].cast(pl.String).to_list()
+    found: list[list[int | None]] = [[] for _ in steps]
+    for name, start, forward in zip(names, starts, events["forward"].to_list()):
+        if name.startswith("Global_"):
+            begin = 1000 * (start // 1000)
+            place = None if forward is None else (starts[forward] - begin - 15) // 50
+            found[start // 1000].append(place)
+    return found
+
+
+def test_a_step_with_more_calls_has_the_gradients_of_its_own(tmp_path: Path) -> None:
+    """Between, ahead of and behind the operators of the first step; and with fewer calls than it."""
+    steps = [[A, B], [A, MORE, MORE, B], [MORE, A, B, MORE], [A, B]]
+    assert linked(tmp_path, steps) == [[1, 0], [3, 0], [2, 1], [1, 0]]
+    assert linked(tmp_path, [[A, MORE, B], [A, B]]) == [[2, 0], [1, 0]]
+
+
+def test_an_operator_that_a_step_calls_more_often_is_unknown(tmp_path: Path) -> None:
+    """Which of the calls has the gradient cannot be known, nor can that of an operator that is missing."""
+    none = [None, None]
+    assert linked(tmp_path, [[A, B], [A, B, MORE, B], [A, MORE]]) == [[1, 0], none, none]
+
+
+def test_calls_of_other_steps_do_not_count(tmp_path: Path) -> None:
+    assert linked(tmp_path, [[A, B], [MORE, A], [B, MORE]]) == [[1, 0], [None, None], [None, None]]
+
+
+def test_no_more_calls_are_looked_at_than_there_is_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_operator_calls, "_MOST_ALIGNED", 1)
+    steps = [[A, B], [A, MORE, B], [A, MORE, B]]
+    assert linked(tmp_path, steps) == [[1, 0], [2, 0], [None, None]]

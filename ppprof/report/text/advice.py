@@ -165,13 +165,20 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
         others = _worth_a_look(findings, language) if text == "first" else ""
         return str(words[text]).format(**facts) + others + _largest(findings, words)
     step = format_value("step_ns", first.facts.get("step_ns"))
-    return str(words[f"{text}_with_cost"]).format(
+    sentence = str(words[f"{text}_with_cost"]).format(
         **facts,
         cost=format_time(first.cost_ns),
         share=format_ratio(first.share),
         step=step,
         basis=_facts(first, words).get("basis"),
     )
+    return sentence + _worth_a_look(_small_above(findings, first.share), language)
+
+
+def _small_above(findings: Sequence[Finding], share: float, most: float = 1.0) -> Sequence[Finding]:
+    """Return small findings with a larger share than those that are not, of at most ``most``."""
+    small = (each for each in findings if each.severity in SMALL)
+    return [each for each in small if share < (each.share or 0.0) <= most]
 
 
 def _worth_a_look(findings: Sequence[Finding], language: str, text: str = "worth_a_look") -> str:
@@ -241,24 +248,29 @@ def verdict(
     catalogue = read_catalogue(language)
     words = catalogue["words"]
     parts: list[str] = []
-    left = 1.0
+    left, largest = 1.0, 0.0
     for finding in sorted(findings, key=lambda finding: finding.share is None):
         share = finding.share or 0.0
         if finding.severity not in SMALL and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
             left -= share
+            largest = max(largest, share)
             short = _short(finding, catalogue)
             basis = finding.facts.get("basis")
             if basis in (NOT_RECORDED, WITH_PAUSES):
                 basis = words["basis"][basis]
                 short = str(words["verdict_other"]).format(part=short, basis=basis)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
-    shown = words["and"].join(parts) or "".join(
-        (
-            words["verdict_nothing"],
-            _worth_a_look(findings, language, "verdict_worth_a_look"),
-            _largest(findings, words, "verdict_largest"),
+    if parts:
+        small = _small_above(findings, largest, most=left + 1e-9)
+        shown = words["and"].join(parts) + _worth_a_look(small, language, "verdict_worth_a_look")
+    else:
+        shown = "".join(
+            (
+                words["verdict_nothing"],
+                _worth_a_look(findings, language, "verdict_worth_a_look"),
+                _largest(findings, words, "verdict_largest"),
+            )
         )
-    )
     text = words["verdict_without_slow" if num_slow else "verdict"]
     step = format_time(step_ns)
     return str(text).format(step=step, parts=shown, num_slow=num_slow, num_steps=num_steps)
