@@ -245,6 +245,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("warm-up", trust.warm_up, "trust", {"times": trust.WARM_UP_RATIO}),
     Rule(
+        "unlike-steps",
+        trust.unlike_steps,
+        "trust",
+        {
+            "operator_ns": trust.MOST_OF_OPERATOR_NS,
+            "base_ns": trust.MOST_OF_STEP_NS,
+            "moderate": trust.UNLIKE_MODERATE,
+            "major": trust.UNLIKE_MAJOR,
+        },
+    ),
+    Rule(
         "profiler-overhead",
         trust.profiler_overhead,
         "trust",
@@ -277,8 +288,8 @@ earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
-_LONGER = "profiler-overhead"
-"""Says that costs are too large, not that they are wrong."""
+_LONGER = frozenset(("profiler-overhead", "unlike-steps"))
+"""Say that costs are too large, or those of some steps, not that they are wrong."""
 
 _OF_LENGTHS = frozenset(
     (
@@ -323,7 +334,7 @@ def advise(evidence: Evidence) -> Findings:
 
     def sort_key(finding: Finding) -> tuple[int, bool, float]:
         severity = SEVERITIES.index(finding.severity)
-        is_major_doubt = severity == 0 and finding.rule in _TRUST - {_LONGER}
+        is_major_doubt = severity == 0 and finding.rule in _TRUST - _LONGER
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
     findings = [

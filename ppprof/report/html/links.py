@@ -175,7 +175,7 @@ _PHASE_OF_RULE = {
 }
 """The phase in which a rule's finding happens, keyed by rule."""
 
-_WITHOUT_TARGET = ("no-device-events", "short-window", "profiler-overhead")
+_WITHOUT_TARGET = ("no-device-events", "short-window", "profiler-overhead", "unlike-steps")
 
 
 def link_of_finding(finding: Finding, links: Links) -> str:

@@ -210,6 +210,10 @@ NEARLY = {
     "memory-limit": {"threads": [holding(71, 70)]},
     "memory-fragmented": {"threads": [holding(70, 57)]},
     "warm-up": {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]},
+    "unlike-steps": {
+        "threads": [loading(1)],
+        "step_lines": recorded((1990 * US, 1000 * US)),
+    },
     "profiler-overhead": {
         "threads": [loading(1)],
         "step_lines": recorded((1000 * US, 1090 * US)),
@@ -2255,3 +2259,34 @@ def test_a_single_backward_accumulates_nothing(tmp_path):
     make = thread(lambda at: of_micro_batches(at, num=1))
     rules = [finding.rule for finding in findings(tmp_path, threads=[make])]
     assert "gradient-accumulation" not in rules
+
+
+@pytest.mark.parametrize(
+    ("outside_ms", "inside_ms", "rule"),
+    [
+        (20, 21.4, None),
+        (20, 23, "profiler-overhead"),
+        (20, 121, "profiler-overhead"),  # 1000 operators: 101 ms at most
+        (20, 122, "unlike-steps"),
+        (200, 310, "unlike-steps"),
+        (500, 610, "profiler-overhead"),  # a fifth more may be the machine's
+        (28, 23, None),
+        (29, 23, "unlike-steps"),
+    ],
+)
+def test_what_recording_cannot_explain_is_other_work(tmp_path, outside_ms, inside_ms, rule):
+    """Steps of 1000 operators."""
+    steps = thread(lambda at: [op(at, number, number + 1) for number in range(1000)], num=10)
+    lines = recorded((int(outside_ms * 1000 * US), int(inside_ms * 1000 * US)))
+    found = findings(tmp_path, [steps], step_lines=lines)
+    names = [each.rule for each in found if each.rule in ("unlike-steps", "profiler-overhead")]
+    assert names == ([rule] if rule else [])
+
+
+def test_steps_beside_another_job_may_be_as_long_as_others(tmp_path):
+    ((*lines,),) = recorded((200 * 1000 * US, 10 * 1000 * US))
+    load = {"processors_busy_ratio": 0.95, "processors_own_ratio": 0.2}
+    busy = [[{**line, **load, "processor_wait_ns": 900 * US} for line in lines]]
+    rules = {each.rule for each in findings(tmp_path, [loading(1)], step_lines=busy)}
+    assert "busy-machine" in rules
+    assert "unlike-steps" not in rules
