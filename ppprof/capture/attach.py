@@ -190,12 +190,13 @@ def _attach(
     ::
 
         job -> run directory -> timer, flight recorder, triggers -> states: which steps are in a
-            window -> steps, store -> windows -> parts -> session
+            window -> lines of slow steps -> steps, store -> windows -> parts -> session
 
     The session calls its parts in this order, after each step and at its end: ``close`` of all, which
     saves an open window, then ``wait`` of all, which waits for tables and prints results. After a
     failure of the training, parts with data are closed first. A signal, which the session handles, calls
-    ``rescue``. A part that fails ends the recording, and step times go on::
+    ``rescue``. A part that fails ends the recording, and step times go on. StepsPart asks `SlowLines`, whose thread looks
+    at the stack while a step takes long::
 
                          each step   between steps   close   wait   rescue
         DevicePart                   after step 0

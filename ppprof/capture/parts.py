@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.recording.user_files import UserFiles, raised_at
-from ppprof.capture.signals import ending_signal
+from ppprof.capture.signals import ending_signal, ignoring_errors
 from ppprof.capture.steps.processors import Processors
 from ppprof.capture.steps.step_log import DeviceMemory, StepRecord
 
@@ -482,7 +482,9 @@ class StepsPart(Part):
         if self._slow_lines is None:
             return None, None, None
         is_usual = step.window is None and not (step.excluded or step.stall_ns)
-        return self._slow_lines.step(step.batch_cost_ns, is_usual=is_usual)
+        with ignoring_errors():  # no step time is worth less without it
+            return self._slow_lines.step(step.batch_cost_ns, is_usual=is_usual)
+        return None, None, None
 
     def _number(self, loss: Loss) -> float | None:
         """Return the loss if it is a number, such as numpy's; scalars read others, too."""

