@@ -161,14 +161,14 @@ def test_steps_are_looked_at_more_often_once_they_take_long(tmp_path: Path) -> N
     lines = SlowLines(UserFiles(Path(__file__).parents[3]), lambda: False)
     found = []
     try:
-        for number in range(61):
+        for number in range(141):
             time.sleep(0.02)
-            if number in (20, 60):
+            if number in (20, 140):
                 time.sleep(0.5)
             found.append(lines.step(None, is_usual=True))
     finally:
         lines.close()
-    named = found[60]
+    named = found[140]
     assert named.line is not None
     assert named.line.endswith("time.sleep(0.5)")
     assert found[:20] == [(None, None, None)] * 20
