@@ -99,6 +99,8 @@ _MOST_TRIED = 8
 """How many calls with the same nodes to compare with."""
 _MOST_ALIGNED = 5_000_000
 """Calls of steps to look for those of samples in: about a second."""
+_CALLS_OF_NEEDED = 10
+"""To look for one takes as long as to sort so many."""
 _LINKS = {
     **{"row": pl.Int64(), "run": pl.Int64(), "call": pl.Int64()},
     **{"operator": pl.String(), "gradients": pl.Int64(), "unused": pl.Int64()},
@@ -627,6 +629,7 @@ class _Alignment:
         offsets = {each for each in (*sample.calls, *sample.products) if each is not None}
         offsets.update(row for pair in sample.multiplied for row in pair)
         needed = np.array(sorted(offsets), np.int64)
+        self._num_left -= _CALLS_OF_NEEDED * len(needed)
         rows = sample.call + needed
         signatures = self._calls[rows, 3]
         begin, num = _ranges(self._own[sample.call][1], signatures)
