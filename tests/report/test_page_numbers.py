@@ -637,6 +637,24 @@ class TestInChromium:
         )
         assert inks > 0.2
 
+    def test_a_slow_step_says_its_line(self, opened):
+        found = opened("timer")
+        found.draw_all()
+        first, second = found.page.evaluate(
+            """() => {
+                const chart = echarts.getInstanceByDom(document.querySelector('[data-chart="times"] .drawing'));
+                const say = dataIndex => chart.getOption().tooltip[0].formatter([
+                    { name: String(dataIndex), dataIndex, marker: "", seriesName: "Step", value: 12.5 },
+                    { name: "", dataIndex, marker: "", seriesName: "Reader", value: null }]);
+                return [say(0), say(1)];
+            }"""
+        )
+        assert (
+            first
+            == "0<br>Step <b>12.5 ms</b><br>Reader <b>-</b><br>train.py:20: &lt;b&gt;evaluate()&lt;/b&gt;"
+        )
+        assert second == "1<br>Step <b>12.5 ms</b><br>Reader <b>-</b>"
+
     def test_a_phase_has_one_colour(self, opened):
         found = opened("eight", color_scheme="light")
         found.draw_all()

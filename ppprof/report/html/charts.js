@@ -98,6 +98,14 @@ const OPTIONS = {
     const first = line("one_step", found.step_ms, "solid");
     first.markArea = { silent: true, itemStyle: { color: colour("line"), opacity: 0.5 }, data: areas };
     return {
+      tooltip: {
+        ...tooltipBase(),
+        formatter: (points) => [
+          points[0].name,
+          ...points.map(({ marker, seriesName, value }) => `${marker}${echarts.format.encodeHTML(seriesName)} <b>${inTime(value)}</b>`),
+          ...[found.lines[points[0].dataIndex]].filter(Boolean).map(echarts.format.encodeHTML),
+        ].join("<br>"),
+      },
       xAxis: axis(say("step"), { type: "category", data: found.steps.map(String) }),
       yAxis: inMs(),
       color: [SHARE_COLOURS.computation, SHARE_COLOURS.data_loading],

@@ -107,6 +107,7 @@ def _times(report: ReportData) -> dict[str, Any] | None:
         "step_ms": milliseconds_of(table["batch_cost_ns"]),
         "reader_ms": milliseconds_of(table["reader_cost_ns"]),
         "recorded": table["window"].is_not_null().to_list(),
+        "lines": table.select(pl.coalesce("slow_line", "slow_inner_line")).to_series().to_list(),
     }
 
 
