@@ -23,6 +23,7 @@ from ppprof.analysis.advice.waiting import (
 )
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.analysis.ranks.step_breakdown import PARTS
+from ppprof.units import format_ranges
 
 MANY_STEPS = 20
 """Least number of steps that were not recorded with which they are looked at instead of the recorded
@@ -151,7 +152,7 @@ def _starts(
     num_workers: int = begins["started_workers"].max()  # type: ignore[assignment]
     kind = "workers" if num_workers else "resumed"
     facts: dict[str, Fact] = {
-        **dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "flops_factor", "inner")),
+        **dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "flops_factor", "inner", "on_ranks")),
         "num_begin": begins.height,
         "num_workers": num_workers or None,
         "start_ns": mean_of(begins, "took_ns"),
@@ -188,14 +189,18 @@ def _seen(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
     compared = slow.filter(pl.col("step") >= looks["step"].min())
     if of_line_ns < max(compared["excess_ns"].sum() / 2, slow["excess_ns"].sum() / 4):
         return {}
-    of_line = looks.filter(pl.col("slow_line") == line, pl.col("slow_inner_line") != line)
-    inner = of_line["slow_inner_line"].value_counts().filter(2 * pl.col("count") > num)
+    own = looks.filter(slow_line=line)
+    inner = own.filter(pl.col("slow_inner_line") != line)["slow_inner_line"].value_counts()
+    inner = inner.filter(2 * pl.col("count") > own.height)
+    ranks = own["rank"].unique()
+    is_of_some = len(ranks) < evidence.step_times["rank"].n_unique()
     return {
         **dict.fromkeys(("part", "part_ns", "flops_factor")),
         "gap": line,
         "gap_ns": time_ns,
         "num_begin": num,
         "inner": inner["slow_inner_line"][0] if inner.height else None,
+        "on_ranks": format_ranges("rank", ranks) if is_of_some else None,
         "wording": "seen",
         "remedy": "code-seen",
     }
@@ -316,7 +321,8 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     place: dict[str, Fact] = dict.fromkeys(
         (
             *("gap", "gap_ns", "part", "part_ns", "flops_factor", "wording"),
-            *("num_begin", "num_workers", "start_ns", "inner"),  # of `_starts` and `_seen`
+            *("num_begin", "num_workers", "start_ns"),  # of `_starts`
+            *("inner", "on_ranks"),  # of `_seen`
         )
     )
     slow = evidence.all_steps

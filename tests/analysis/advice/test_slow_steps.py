@@ -102,6 +102,28 @@ def test_a_line_that_slow_steps_were_seen_in_has_half_of_what_they_take_longer(
     assert row.do.startswith("Run this line less often")
 
 
+def test_a_line_of_one_rank_says_which(tmp_path: Path) -> None:
+    """The other one waits for it, in a line of all steps."""
+    ranks = []
+    for rank in range(2):
+        lines = [{**line, "slow_line": None} for line in step_lines(10 * MS, steps=200, noise=0)]
+        for number in (90, 130):
+            lines[number]["batch_cost_ns"] = 410 * MS
+            if rank == 1:
+                lines[number] |= {
+                    "slow_line": SAVES,
+                    "slow_inner_line": SAVES,
+                    "slow_line_ns": 390 * MS,
+                }
+        ranks.append(lines)
+    path = run(tmp_path / "log", [training(999), training(999)], step_lines=ranks)
+    (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
+    assert (finding.facts["gap"], finding.facts["on_ranks"]) == (SAVES, "rank 1")
+    assert f"in {SAVES}, which other steps hardly spend time in (on rank 1 alone)." in (
+        finding_rows([finding])[0].what
+    )
+
+
 def test_steps_that_come_evenly_are_seen_beside_others(tmp_path: Path) -> None:
     """Every 20th step saves; two others are slow by chance."""
     slow = {**dict.fromkeys(range(20, 200, 20), 40), 33: 90, 71: 25}
