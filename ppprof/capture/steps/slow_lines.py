@@ -27,7 +27,7 @@ from ppprof.capture.recording.user_files import UserFiles, function_name
 from ppprof.capture.steps.running_steps import RunningSteps
 from ppprof.units import format_line, format_ratio, format_time
 
-SLOW = 1.5
+_SLOW = 1.5
 """As `ppprof.analysis.profile.step_basis.SLOW`: from this number of times the median on, a step is slow."""
 _LONG = 1.25
 """From this number of times the median on, a step is looked at often."""
@@ -144,7 +144,7 @@ class SlowLines:
             return _NOTHING
         self._whole_ns += step_ns
         self._num_steps += 1
-        if step_ns <= SLOW * median_ns:
+        if step_ns <= _SLOW * median_ns:
             self._usual.extend(path for path, _ in looks)
             return _NOTHING
         if len(self._usual) < _LEAST_USUAL:
