@@ -42,8 +42,11 @@ _LEAST_STEPS = 5
 """Fewest steps that show how long steps take: the first ones take longer."""
 _LEAST_LOOKS = 3
 """Fewest looks at a line that say where the time of a step goes."""
-_NUM_USUAL, _LEAST_USUAL = 200, 50
-"""Latest looks in usual steps that are kept, and fewest with which a slow one is compared."""
+_NUM_USUAL, _LEAST_USUAL, _FEW_USUAL = 200, 50, 10
+"""Latest looks in usual steps that are kept, and fewest with which a slow one is compared: by the second number, a line
+that other steps hardly spend time in is known; by the third, if it takes longer than they do (`_LONGER`)."""
+_LONGER = 3
+"""In how many times the median step a line has more time than other steps can have in it."""
 _USUAL = 0.02
 """Share of the looks in usual steps up to which a line is one that other steps hardly spend time in."""
 _LOOP = 0.9
@@ -147,7 +150,7 @@ class SlowLines:
         if step_ns <= _SLOW * median_ns:
             self._usual.extend(path for path, _ in looks)
             return _NOTHING
-        if len(self._usual) < _LEAST_USUAL:
+        if len(self._usual) < _FEW_USUAL:
             return _NOTHING
         found = self._line_of(looks, step_ns - median_ns, median_ns)
         if found.line is not None and found.line_ns is not None:
@@ -181,7 +184,8 @@ class SlowLines:
                 break
             if shares[around] < _LOOP:
                 inner = around[-1], more[around]
-            if outer is None and shares[around] <= _USUAL:
+            is_sure = len(self._usual) >= _LEAST_USUAL or times[around] >= _LONGER * median_ns
+            if outer is None and shares[around] <= _USUAL and is_sure:
                 outer = around[-1], times[around]
         if inner is None:
             return _NOTHING

@@ -64,15 +64,17 @@ class Training:
         step_ns, self.begin_ns = self.now_ns - self.begin_ns, self.now_ns
         return self.lines.step(step_ns, is_usual=is_usual)
 
-    def run(self, *steps: Callable[[], None], num_unusual: int = 0) -> list[SlowLine]:
-        """Run 20 usual steps, and then one after each of the calls; the profiler is in the first of these."""
-        before = [*[lambda: None] * 20, *steps]
+    def run(
+        self, *steps: Callable[[], None], num_unusual: int = 0, num_usual: int = 20
+    ) -> list[SlowLine]:
+        """Run usual steps, and then one after each of the calls; the profiler is in the first of these."""
+        before = [*[lambda: None] * num_usual, *steps]
         found = [
-            self.step(each, is_usual=number < 20 or number >= 20 + num_unusual)
+            self.step(each, is_usual=not 0 <= number - num_usual < num_unusual)
             for number, each in enumerate(before)
         ]
-        assert found[:20] == [(None, None, None)] * 20
-        return found[20:]
+        assert found[:num_usual] == [(None, None, None)] * num_usual
+        return found[num_usual:]
 
 
 @pytest.fixture
@@ -93,6 +95,20 @@ def test_the_line_that_other_steps_do_not_run_is_named(training: Training) -> No
     assert training.lines.summary() == (
         f"outside windows, 1 slow step spent 300 ms (15.0% of the time) in {line}"
     )
+
+
+def test_with_few_looks_a_line_needs_more_time_than_other_steps_have(training: Training) -> None:
+    """7 usual steps with 20 looks: a line with a tenth of their time might be in none of them."""
+    spending = [lambda: training.spend(290), lambda: training.spend(300)]
+    short, long = training.run(*spending, num_usual=7)
+    assert (short.line, long.line is not None) == (None, True)
+    assert (short.line_ns, long.line_ns) == (290 * MS, 300 * MS)
+
+
+def test_with_hardly_a_look_nothing_is_compared(training: Training) -> None:
+    """The first 5 steps show how long steps take; looks at them do not count."""
+    found = training.run(lambda: training.spend(900), num_usual=5)
+    assert found == [(None, None, None)]
 
 
 def test_a_line_of_all_steps_that_takes_longer_is_an_inner_line_alone(training: Training) -> None:
