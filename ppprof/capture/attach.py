@@ -212,6 +212,7 @@ def _attach(
 
     What runs by itself or wraps functions adds to ``undo`` what ends it, in case a later object fails.
     """
+    process.keep_from_translation()
     job = Job.here(topology)
     profiler = job.resolved(profiler)
     recorded = job.topology.select(profiler.ranks)

@@ -19,9 +19,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate, repeat, takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
 
@@ -223,6 +224,20 @@ def stack_of(frame: FrameType, most: int) -> list[FrameType]:
     """
     frames = accumulate(repeat("f_back", most - 1), getattr, initial=frame)
     return _undisturbed(partial(list, takewhile(bool, frames)))
+
+
+def keep_from_translation() -> None:
+    """Keep SOT, by which Paddle's ``to_static`` compiles the functions that a call reaches, from translating ours.
+
+    Those run in wrapped functions and handlers, below the training's. Translated, they take longer, and what SOT cannot
+    translate raises in the training. Paddle 2.6 has no such function.
+    """
+    package = Path(__file__).parents[1]
+    folders = [f"{package / name}{os.sep}" for name in ("capture", "integrations", "rundir")]
+    with suppress(Exception):
+        from paddle.base import core
+
+        core.eval_frame_skip_file_prefix((*folders, str(package / "units.py")))
 
 
 @contextmanager

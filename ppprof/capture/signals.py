@@ -319,7 +319,7 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
     Args:
         error: an exception that was caught in ppprof's code; those that it comes from count too.
     """
-    codes = [_code(signal.getsignal(number)) for number in signal.valid_signals()]
+    codes: list[types.CodeType | None] | None = None
     waiting, seen = [error], set[int]()
     while waiting:
         cause = waiting.pop()
@@ -328,9 +328,13 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
         seen.add(id(cause))
         frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
         # The training's `except` block that has called us may handle an earlier one.
-        is_caught_here = frames and str(frames[0].f_globals.get("__name__")).startswith("ppprof.")
-        if is_caught_here and any(frame.f_code is code for frame in frames for code in codes):
-            return cause
+        names = [str(frame.f_globals.get("__name__")) for frame in frames]
+        others = [frame for frame, name in zip(frames, names) if not name.startswith("ppprof.")]
+        if others and names[0].startswith("ppprof."):
+            if codes is None:  # to ask for all handlers takes some 0.1 ms
+                codes = [_code(signal.getsignal(number)) for number in signal.valid_signals()]
+            if any(frame.f_code is code for frame in others for code in codes):
+                return cause
         waiting += [each for each in (cause.__context__, cause.__cause__) if each is not None]
     return None
 
@@ -359,6 +363,8 @@ def _code(handler: object) -> types.CodeType | None:
 
     Attributes are not looked up on the handler itself, which may be a proxy for something else.
     """
+    if handler is None or type(handler) is signal.Handlers:
+        return None
     while type(handler) is partial:
         handler = handler.func
     if type(handler) is types.MethodType:

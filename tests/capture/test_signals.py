@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ppprof import units
 from ppprof.capture import signals
 from tests.fixtures.tiers import one_in
 
@@ -432,3 +433,15 @@ def test_a_pipe_without_a_reader_does_not_end_the_process() -> None:
         [sys.executable, "-c", WITHOUT_A_READER], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.returncode) == ("broken\nbroken\n", -signal.SIGPIPE), done.stderr
+
+
+def test_an_error_of_ours_alone_asks_for_no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come with each operator of a step, and to ask for all handlers takes as long as twenty of these."""
+    asked: list[int] = []
+    monkeypatch.setattr(signal, "getsignal", asked.append)
+    try:
+        units.format_ranges("step", [None, 1])  # type: ignore[list-item]
+    except TypeError as error:
+        ours = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+    assert signals.raised_by_handler(ours) is None
+    assert asked == []

@@ -173,8 +173,10 @@ class WindowCalls:
 
     def address_of(self, args: Sequence[Any]) -> int:
         """Return the address of the node of the first argument; 0 without one."""
+        if not args or isinstance(args[0], (list, tuple)):
+            return 0
         try:
-            node = self._node_of(args[0]) if args and self._node_of is not None else None
+            node = self._node_of(args[0]) if self._node_of is not None else None
             return 0 if node is None else int(node.node_ptr())
         except Exception as error:  # no tensor
             pass_interruption(error)

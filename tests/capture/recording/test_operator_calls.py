@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -461,6 +462,42 @@ def test_an_operator_that_raises_raises_as_before() -> None:
         fail()
     assert str(caught.value).splitlines()[-1] == str(expected.value).splitlines()[-1]
     assert "matmul" not in names(recorder)
+
+
+TRANSLATING = """
+import sys
+from types import FrameType
+
+import paddle
+import ppprof
+from paddle.jit.sot.opcode_translator.executor.executor_cache import OpcodeExecutorCache
+
+translate, files = OpcodeExecutorCache.translate, set()
+
+
+def noting(cache, frame: FrameType, **options):
+    files.add(frame.f_code.co_filename)
+    return translate(cache, frame, **options)
+
+
+OpcodeExecutorCache.translate = noting
+compiled = paddle.jit.to_static(paddle.nn.Linear(4, 4), full_graph=False)
+with ppprof.attach({"enable": True, "scheduler": [1, 3], "profiler_log": sys.argv[1]}) as prof:
+    for _ in range(4):
+        compiled(paddle.ones([2, 4])).sum().backward()
+        prof.step()
+print(sorted(each for each in files if "/ppprof/" in each))
+print(len(files))
+"""
+
+
+def test_no_function_of_ours_is_compiled_with_the_training(tmp_path: Path) -> None:
+    """What SOT cannot translate would raise in the training."""
+    command = [sys.executable, "-c", TRANSLATING, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    *_, ours, num = done.stdout.splitlines()
+    assert (ours, int(num) > 0) == ("[]", True)
 
 
 def test_a_compiled_function_computes_the_same(tmp_path: Path) -> None:
