@@ -18,9 +18,10 @@ call of the layer had computed in the step, -3, and for those whose gradients we
     thread id | start_ns | end_ns | -3                         | row of the repeat
     thread id | start_ns | end_ns | -4                         | row in "cleared"
 
-A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
-in which Paddle runs them, each with the call that created it. If gradients are 0 since a tensor is multiplied by the number
-0, as a term of the loss that is switched off, their nodes have the row of the product in their last place::
+The calls of a later segment begin with those of the window's first step. A call of `RUN_BACKWARD` computes gradients. Of that
+step's ones, the nodes are known in the order in which Paddle runs them, each with the call that created it. If gradients are 0
+since a tensor is multiplied by the number 0, as a term of the loss that is switched off, their nodes have the row of the product
+in their last place::
 
     "backwards": [[9, [["ScaleGradNode", 8, 1, 0, false, 8], ...], [[6, 8], [7, 8]]]]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from polars.testing import assert_frame_equal
 import ppprof
 from ppprof import rundir
 from ppprof.choices import VIEWS
+from ppprof.rundir.operator_calls import read_operator_calls
+from ppprof.rundir.run_file import RunFile
+from ppprof.trace import operator_inputs
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -26,14 +30,41 @@ _MEASURED = ("_ns", "ratio", "_share", "efficiency", "_per_s", "utilization", "p
 """Parts of the names of columns that differ from run to run: peaks are those of the whole process."""
 
 
+def wasteful_training() -> Callable[[], Any]:
+    """One step of two networks that are trained in turn, with work that the first step of a window shows to be for nothing."""
+    paddle.seed(0)
+    nn = paddle.nn
+    generator, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizers = [paddle.optimizer.SGD(parameters=net.parameters()) for net in (generator, judge)]
+    noise = paddle.ones([4, 8])
+
+    def step() -> Any:
+        sample = generator(noise)
+        again = generator(noise)  # computed again
+        optimizers[1].clear_grad()
+        judge(sample.detach()).mean().backward()
+        optimizers[1].step()
+        optimizers[0].clear_grad()
+        penalty = again.square().mean()
+        loss = judge(sample).mean() + 0.0 * penalty  # its gradients of the judge are cleared
+        loss.backward()
+        optimizers[0].step()
+        return loss
+
+    return step
+
+
 def record(
-    log: Path, operators: int, monkeypatch: pytest.MonkeyPatch
+    log: Path,
+    operators: int,
+    monkeypatch: pytest.MonkeyPatch,
+    training: Callable[[], Callable[[], Any]] = toy.training,
 ) -> tuple[Any, list[rundir.TraceName]]:
     """Record a training whose segments end after so many operators."""
     monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
     monkeypatch.setattr(segments, "_FIRST_OPERATORS", operators)
     monkeypatch.setattr(segments, "STALL_SECONDS", 0.001 if operators < 1000 else 1e6)
-    step = toy.training()
+    step = training()
     step()
     block = {"enable": True, "scheduler": [2, 2 + STEPS], "python_stacks": False}
     with toy.own_memory_only(), ppprof.attach({**block, "profiler_log": str(log)}) as prof:
@@ -51,11 +82,19 @@ def counted(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def shapes(run: Any) -> pl.DataFrame:
-    """Return each event of a step with its step, parent, shapes and line, in any order."""
+    """Return each event of a step with its step, parent, operator whose gradient it is, shapes, attributes and line, in any order."""
     events = run.events().with_columns(pl.col(pl.Categorical).cast(pl.String))
-    parents = events.select(parent_name="name").with_row_index("parent")
-    joined = events.join(parents.cast({"parent": pl.Int32}), on="parent", how="left")
-    columns = ("name", "category", "step", "depth", "shapes", "dtypes", "parent_name")
+    names = events.select(of="name").with_row_index("row")
+    joined = events
+    for link in ("parent", "forward"):
+        others = names.select(
+            **{link: pl.col("row").cast(events[link].dtype), f"{link}_name": "of"}
+        )
+        joined = joined.join(others, on=link, how="left")
+    columns = (
+        *("name", "category", "step", "depth", "shapes", "dtypes", "parent_name"),
+        *("forward_name", "attributes", "callstack"),
+    )
     return joined.filter(pl.col("step").is_not_null()).select(columns).sort(pl.all())
 
 
@@ -71,3 +110,22 @@ def test_a_window_in_segments_has_the_tables_of_the_window_in_one_piece(
         expected, found = counted(whole.summary(view)), counted(cut.summary(view))
         assert_frame_equal(found, expected)
         assert (expected.height > 0) == (view not in ("kernel", "memcpy", "dist", "udf"))
+
+
+def test_what_the_windows_first_step_shows_is_known_in_all_its_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that step is examined, which makes it slower."""
+    whole, _ = record(tmp_path / "whole", 10**9, monkeypatch, wasteful_training)
+    cut, names = record(tmp_path / "cut", 100, monkeypatch, wasteful_training)
+    assert len(names) > 3
+    expected = shapes(whole)
+    assert_frame_equal(shapes(cut), expected)
+    texts = "".join(expected["attributes"].drop_nulls())
+    for name in (operator_inputs.REPEATED, operator_inputs.CLEARED, operator_inputs.MULTIPLIED):
+        assert name in texts
+    first = [
+        read_operator_calls(RunFile(tmp_path / "cut", name.operator_calls)).calls[0].tolist()
+        for name in names
+    ]
+    assert all(call == first[0] for call in first)

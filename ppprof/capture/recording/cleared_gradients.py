@@ -27,7 +27,7 @@ class ClearedGradients:
         self._using: set[CallId] = set()
         """Backwards of which some gradient was used."""
         self._updated: set[int] = set()
-        self._is_first = True
+        self._num_steps = 0
 
     def note_backward(self, call: CallId, leaves: Iterable[int]) -> None:
         """Note that a Backward adds to the gradients of leaves of its graph."""
@@ -37,7 +37,7 @@ class ClearedGradients:
     def note_use(self, leaf: int, *, is_update: bool) -> None:
         """Note that an optimizer updates a parameter, or that the training reads its gradient."""
         self._using.update(self.waiting.pop(leaf, ()))
-        if is_update and self._is_first:
+        if is_update and not self._num_steps:
             self._updated.add(leaf)
 
     def note_clear(self, leaf: int) -> None:
@@ -45,10 +45,10 @@ class ClearedGradients:
         for call in self.waiting.pop(leaf, ()):
             self._cleared[call].add(leaf)
 
-    def end_step(self, num_steps: int) -> None:
+    def end_step(self) -> None:
         """Note the end of a step. In the second one, gradients of the first are cleared."""
-        self._is_first = False
-        if num_steps > 1:
+        self._num_steps += 1
+        if self._num_steps > 1:
             self.waiting.clear()
 
     def found(self) -> dict[CallId, set[int]]:

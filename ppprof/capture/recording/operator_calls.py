@@ -8,7 +8,8 @@ to the events that Paddle records within them.
 
 Calls of one step repeat in the next one. So each combination of function, line of the training's code
 and arguments is kept once, and a call takes 40 bytes. In the first step of a window, the order of gradients is kept as well
-(`gradient_order`); the later steps have the same one as long as they call the same functions.
+(`gradient_order`); the later steps have the same one as long as they call the same functions. Later segments of the window
+begin with the calls of that step once more.
 """
 
 from __future__ import annotations
@@ -154,6 +155,10 @@ class WindowCalls:
         """Whether this is the first step: nodes of graphs and numbers of values are noted."""
         self.has_programs = False
         """Whether a program of ``to_static`` has run: one call for all its operators."""
+        self.num_before = 0
+        """Numbers in ``calls`` that are of the window's first step, ahead of those of the segment."""
+        self._num_of_first_step = 0, 0
+        """Numbers of the first step in ``calls`` and ``layer_calls``."""
 
     def keep(self, tensor: Any) -> tuple[int, ...]:
         """Note dtype and shape of a parameter, and keep it, so that its identity stays its own."""
@@ -301,9 +306,25 @@ class WindowCalls:
 
     def end_step(self) -> None:
         """Note that a step ends: later ones have the same values where they make the same calls."""
+        if self.is_examined:
+            self._num_of_first_step = len(self.calls), len(self.layer_calls)
         self.is_examined = False
         self.repeated.end_step(len(self.layer_calls) // 4)
         self.operators.end_step(len(self.calls) // _COLUMNS)
+
+    def begin_segment(self) -> None:
+        """Keep what is known of the window's first step, with its calls, and forget the calls of later steps."""
+        num, num_of_layers = self._num_of_first_step
+        self.num_before, self.calls = num, self.calls[:num]
+        self.add, self.layer_calls = self.calls.extend, self.layer_calls[:num_of_layers]
+        known = set(self.calls[_ROW::_COLUMNS])
+        self.signatures = {key: row for key, row in self.signatures.items() if row in known}
+        self.has_programs = any(key[0] == _PROGRAM for key in self.signatures)
+        updates = self.rows_of_updates.items()
+        self.rows_of_updates = {number: row for number, row in updates if row in known}
+        self.repeated.begin_segment()
+        self.operators.begin_segment()
+        self.batches, self.labels = PaddedBatches(), CountedLabels()
 
     def note_freed(self, tensor: Any) -> None:
         """Note the node of a tensor whose memory is about to be freed, which hides the node.
@@ -550,7 +571,8 @@ _DTYPES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
     *("float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
-_COLUMNS = 5
+_COLUMNS, _ROW = 5, 3
+"""Numbers of a call, and the place of its signature's row among them."""
 _MOST_NUMBERS = 30_000_000
 """Limit of the numbers that calls take, `_COLUMNS` each, so that the file can be read: 240 MB."""
 _NO_DTYPE = -1
@@ -663,7 +685,11 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
         if self._window is not self._recorded and self._patches.is_installed:
-            self._window = self._recorded = self._new_window()
+            if self._window is None or self._window.is_examined:
+                self._window = self._new_window()
+            else:
+                self._window.begin_segment()
+            self._recorded = self._window
 
     def _new_window(self) -> WindowCalls:
         return WindowCalls(self._node_of, self._num_communications, self._is_constant)
@@ -689,7 +715,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         """Return the number of calls that are noted; None if programs call operators, too."""
         if self._recorded.has_programs or not paddle.in_dynamic_mode():
             return None
-        return len(self._recorded.calls) // _COLUMNS
+        return (len(self._recorded.calls) - self._recorded.num_before) // _COLUMNS
 
     def call_at_next(self, action: Callable[[], bool]) -> None:
         """Call a function after each operator, in its thread, until it returns True."""
@@ -710,7 +736,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._recorded.forget_parameters()
         if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
             self._recorded.compare_parameters()
-        self._recorded.cleared.end_step(num_steps)
+        self._recorded.cleared.end_step()
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 

@@ -152,6 +152,10 @@ class RepeatedCalls:
         self._ends.append(num_calls)
         self.stop()
 
+    def begin_segment(self) -> None:
+        """Forget the ends of later steps than the first one: a segment begins, with the calls of the first step."""
+        del self._ends[1:]
+
     def stop(self) -> None:
         """Forget all values: no more calls are known to be repeated."""
         self.values = None

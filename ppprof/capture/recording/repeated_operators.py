@@ -96,6 +96,10 @@ class RepeatedOperators:
         """Note the end of a step, by how many calls of operators the window has until now."""
         self._ends.append(num_calls)
 
+    def begin_segment(self) -> None:
+        """Forget the ends of later steps than the first one: a segment begins, with the calls of the first step."""
+        del self._ends[1:]
+
     def found(
         self,
         calls: Int64,
