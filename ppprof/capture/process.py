@@ -29,7 +29,6 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 CLOSED = "the training has closed this file descriptor of ppprof, as os.closerange() does"
-_BLOCK = 1 << 20
 _LEAST_FD = 400
 """C code writes to a descriptor without asking whose file it is. A training that has closed all
 descriptors uses low numbers first."""
@@ -83,19 +82,13 @@ class ScratchFile(Descriptor):
             fd = os.dup(file.fileno())
         super().__init__(fd)
 
-    def read(self, max_bytes: int | None = None) -> bytes:
-        """Return the file's content; empty if the training has closed the descriptor."""
+    def read(self, max_bytes: int) -> bytes:
+        """Return the end of the file; empty if the training has closed the descriptor."""
         if not self.is_ours:
             return b""
         size = os.fstat(self.fd).st_size
-        position = 0 if max_bytes is None else max(0, size - max_bytes)
-        parts: list[bytes] = []
-        while True:  # `pread` does not move the position at which a child writes
-            part = os.pread(self.fd, _BLOCK, position)
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
-            position += len(part)
+        # `pread` does not move the position at which a child writes.
+        return os.pread(self.fd, max_bytes, max(0, size - max_bytes))
 
 
 @contextmanager

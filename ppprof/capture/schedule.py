@@ -93,14 +93,7 @@ class Schedule:
             ready = min(start, 1)  # one step of warm-up, unless the window starts at step 0
             closed, record = start - ready, stop - start
             return cls(closed, ready, record, repeat=1, first_step=first_step)
-        return cls(
-            closed=scheduler.closed,
-            ready=scheduler.ready,
-            record=scheduler.record,
-            repeat=scheduler.repeat,
-            skip_first=scheduler.skip_first,
-            first_step=first_step,
-        )
+        return cls(**vars(scheduler), first_step=first_step)
 
     @property
     def _start(self) -> int:

@@ -207,19 +207,7 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    header = msgspec.json.encode(
-        _Header(
-            calls.signatures,
-            calls.dtypes,
-            list(calls.backwards),
-            list(calls.layers),
-            dict(calls.not_updated),
-            list(calls.repeats),
-            list(calls.repeated_functions),
-            list(calls.cleared),
-            dict(calls.lengths),
-        )
-    )
+    header = {name: getattr(calls, name) for name in _Header.__struct_fields__}
     of_layers = (
         (calls.layer_calls, _LAYER),
         (calls.repeated_calls, _REPEATED),
@@ -227,7 +215,7 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
     )
     marked = [np.insert(rows, 3, number, axis=1) for rows, number in of_layers]
     numbers = np.concatenate([calls.calls, *marked]).astype("<i8")
-    file.write(b"\n".join([header, numbers.tobytes()]))
+    file.write(b"\n".join([msgspec.json.encode(header), numbers.tobytes()]))
 
 
 def read_operator_calls(file: RunFile) -> OperatorCalls:

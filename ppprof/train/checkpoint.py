@@ -81,7 +81,7 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
         "schedule": tensors.pop("LR_Scheduler"),
         "grid": _degrees(grid),
     }
-    coordinate = grid.coordinate
+    coordinate = grid.topology.coordinate(grid.rank)
     if coordinate["dp"] == 0:
         names = {param.name: name for name, param in parameters(model)}
         masters = tensors.pop("master_weights", {})
@@ -120,7 +120,7 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
     Raises:
         InputError: ``folder`` is not a checkpoint, or is one of another model or topology.
     """
-    coordinate = grid.coordinate
+    coordinate = grid.topology.coordinate(grid.rank)
     try:
         document = _parse_state((folder / "state.json").read_text(encoding="utf-8"))
         if document["grid"] != _degrees(grid):

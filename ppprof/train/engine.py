@@ -119,7 +119,7 @@ class Engine:
             tokens,
             length,
             num_blocks=sum(isinstance(layer, Block) for layer in self.model.sublayers()),
-            has_logits=self._grid.coordinate["pp"] == topology.degree("pp") - 1,
+            has_logits=topology.coordinate(self._grid.rank)["pp"] == topology.degree("pp") - 1,
             mp_degree=topology.degree("mp"),
         )
 

@@ -27,16 +27,6 @@ class Grid:
     sharding_stage: int = 1
     """Sharding stage, 1 to 3; without effect if sharding_degree is 1."""
 
-    @property
-    def coordinate(self) -> dict[str, int]:
-        """This rank's coordinate on every axis, keyed by axis."""
-        return self.topology.coordinate(self.rank)
-
-    @property
-    def replica(self) -> int:
-        """Index of this rank's data-parallel replica, from 0 to dp_degree x sharding_degree - 1."""
-        return self.topology.replica(self.rank)
-
     def barrier(self) -> None:
         """Wait until every rank has called `barrier`; return at once in a job with one rank."""
         if self.topology.world_size > 1:
@@ -52,8 +42,8 @@ class Grid:
             seed: seed of the run.
             step: number of the step.
         """
-        coordinate = self.coordinate
-        shared = [seed, step, self.replica, coordinate["pp"]]
+        coordinate = self.topology.coordinate(self.rank)
+        shared = [seed, step, self.topology.replica(self.rank), coordinate["pp"]]
         if self.topology.degree("mp") > 1:
             with get_rng_state_tracker().rng_state(_MP_RNG):
                 paddle.seed(_hash_seed([*shared, coordinate["mp"] + 1]))

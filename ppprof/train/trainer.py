@@ -86,7 +86,7 @@ class Trainer:
                 problem = config.problem(f"Data.{purpose}.dataset.input", str(error))
                 raise ConfigError([problem]) from error
         self._grid = make_grid(config)
-        self._share = Share(self._grid.replica, config.topology.replicas)
+        self._share = Share(config.topology.replica(self._grid.rank), config.topology.replicas)
         self._engine = make_engine(config, self._grid)
         self._step = 0
         self._taken = 0  # samples taken, over all ranks
@@ -121,8 +121,10 @@ class Trainer:
         loader = iter(self._loader("Train", self._taken))
         throughput = _Throughput(self._config)
         while last is None or self._step < last:
-            micro_batches = _take(loader, engine.accumulate_steps or 1, throughput)
-            if not micro_batches:
+            num_micro_batches = engine.accumulate_steps or 1
+            with throughput.reading():
+                micro_batches = list(itertools.islice(loader, num_micro_batches))
+            if len(micro_batches) < num_micro_batches:
                 break
             rate = self._engine.schedule.get_lr()
             self._grid.seed(world.seed, self._step)
@@ -172,7 +174,10 @@ class Trainer:
 
     def _batches(self, purpose: str, share: Share, taken: int = 0) -> StepBatches:
         data = getattr(self._config.Data, purpose)
-        world = self._config.Global
+        world, engine = self._config.Global, self._config.Engine
+        # The limit only if max_steps is negative, which means no limit.
+        is_limited = engine.num_train_epochs >= 0 and engine.max_steps < 0
+        epochs = engine.num_train_epochs if is_limited else None
         return StepBatches(
             len(self._samples[purpose]),
             world.local_batch_size or 1,
@@ -180,17 +185,8 @@ class Trainer:
             share,
             seed=world.seed if data.sampler.shuffle else None,
             taken=taken,
-            epochs=self._epochs() if purpose == "Train" else 1,
+            epochs=epochs if purpose == "Train" else 1,
         )
-
-    def _epochs(self) -> int | None:
-        """Return the number of passes over the text; None for as many as needed.
-
-        ``num_train_epochs`` is the limit only if ``max_steps`` is negative, which means no limit.
-        """
-        engine = self._config.Engine
-        is_limited = engine.num_train_epochs >= 0 and engine.max_steps < 0
-        return engine.num_train_epochs if is_limited else None
 
     def _loader(self, purpose: str, taken: int = 0) -> DataLoader:
         return DataLoader(
@@ -272,13 +268,3 @@ class _Throughput:
             f"ips {batch_size * self._steps / elapsed_s:.1f} samples/s "
             f"{rate:.0f} tokens/s ({rate / topology.world_size:.0f} a card)"
         )
-
-
-def _take(loader: Iterator[Any], count: int, throughput: _Throughput) -> list[Any]:
-    """Return the ``count`` micro-batches of a step; an empty list if fewer are left.
-
-    The time to read them counts as reader cost on ``throughput``.
-    """
-    with throughput.reading():
-        micro_batches = list(itertools.islice(loader, count))
-    return micro_batches if len(micro_batches) == count else []

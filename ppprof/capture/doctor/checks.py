@@ -44,25 +44,25 @@ def paddle_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) ->
     """Compare Paddle's build with the devices and with the driver."""
     wheels = {name: number for name in _WHEELS if (number := installed_version(name))}
     values = {"wheels": wheels, "build": build, "driver": dict(driver)}
-    name = "Paddle"
+    yield Check("Paddle", *_judged(wheels, build, driver), values)
+
+
+def _judged(
+    wheels: Mapping[str, str], build: Mapping[str, str] | None, driver: Mapping[str, Any]
+) -> tuple[str, str, str]:
+    """Return status, reason and action."""
     if len(wheels) > 1:
-        yield Check(
-            name,
+        return (
             PROBLEM,
             f"{' and '.join(wheels)} are both installed and overwrite each other's files",
             f"pip uninstall -y {' '.join(wheels)}, then install only the one for this machine",
-            values,
         )
-        return
     if build is None:
-        yield Check(
-            name,
+        return (
             WARNING,
             "not installed: ppprof reads traces and runs here, but records nothing",
             "to record: pip install 'ppprof[train]' for CPU, 'ppprof[gpu]' for GPU",
-            values,
         )
-        return
     number, cuda = build.get("version", "of unknown version"), build.get("cuda")
     kind = next((f"{key} {build[key]}" for key in ("cuda", "rocm", "xpu") if key in build), "CPU")
     what = f"{number}, built for {kind.replace('cuda', 'CUDA')}"
@@ -70,22 +70,17 @@ def paddle_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) ->
     problem = _mismatch(cuda, gpus, driver)
     if problem:
         status, reason, action = problem
-        yield Check(name, status, f"{what}; {reason}", action, values)
-        return
+        return status, f"{what}; {reason}", action
     if not _is_tested(number):
-        yield Check(
-            name,
+        return (
             WARNING,
             f"{what}; ppprof is tested with 2.6.2 to 3.3",
             "install a version between these, or expect warnings instead of recordings",
-            values,
         )
-        return
-    on = ""
     if gpus and cuda:
         names = {str(gpu.get("name")) for gpu in gpus}
-        on = f"; {len(gpus)} x {', '.join(sorted(names))}, driver {driver.get('driver')}"
-    yield Check(name, OK, f"{what}{on}", values=values)
+        what += f"; {len(gpus)} x {', '.join(sorted(names))}, driver {driver.get('driver')}"
+    return OK, what, ""
 
 
 def _mismatch(

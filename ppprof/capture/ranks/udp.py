@@ -6,9 +6,21 @@ import errno
 import json
 import secrets
 import socket
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 from ppprof.capture.process import CLOSED, file_of
+
+
+def _checked(call: Callable[..., Any]) -> Any:
+    @wraps(call)
+    def checked(self: Socket, *args: Any) -> Any:
+        if not self.is_ours:
+            raise OSError(errno.EBADF, CLOSED)
+        return call(self, *args)
+
+    return checked
 
 
 class Socket(socket.socket):
@@ -23,35 +35,15 @@ class Socket(socket.socket):
         """Whether the socket is open and its descriptor still means it."""
         return self.fileno() >= 0 and file_of(self.fileno()) == self._file
 
-    def recv(self, *args: Any) -> bytes:
-        """Receive data, as ``socket.recv`` does."""
-        self._check()
-        return super().recv(*args)
-
-    def recvfrom(self, *args: Any) -> tuple[bytes, Any]:
-        """Receive data and its sender, as ``socket.recvfrom`` does."""
-        self._check()
-        return super().recvfrom(*args)
-
-    def send(self, *args: Any) -> int:
-        """Send data, as ``socket.send`` does."""
-        self._check()
-        return super().send(*args)
-
-    def sendto(self, *args: Any) -> int:
-        """Send data to an address, as ``socket.sendto`` does."""
-        self._check()
-        return super().sendto(*args)
+    recv, recvfrom, send, sendto = (
+        _checked(getattr(socket.socket, name)) for name in ("recv", "recvfrom", "send", "sendto")
+    )
 
     def close(self) -> None:
         """Close the socket; leave a descriptor alone that means a file of the training now."""
         if not self.is_ours:
             self.detach()
         super().close()
-
-    def _check(self) -> None:
-        if not self.is_ours:
-            raise OSError(errno.EBADF, CLOSED)
 
 
 class Endpoint(NamedTuple):

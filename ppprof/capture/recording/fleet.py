@@ -18,6 +18,7 @@ import inspect
 import sys
 import threading
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from paddle.optimizer import Optimizer
@@ -52,8 +53,8 @@ class FleetSpans(WindowObserver):
         """
         for kind in _classes(_PIPELINE, "PipelineParallel"):
             self._patches.install(kind, "forward_backward_pipeline", self._schedule)
-            self._patches.install(kind, "_forward_step", self._forward)
-            self._patches.install(kind, "_backward_step", self._backward)
+            self._patches.install(kind, "_forward_step", partial(self._record, "forward"))
+            self._patches.install(kind, "_backward_step", partial(self._record, "backward"))
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
             self._patches.install(kind, "step", _optimization)
         for kind in _classes(_AUTO_PARALLEL, "_ShardOptimizer"):
@@ -73,13 +74,7 @@ class FleetSpans(WindowObserver):
         finally:
             self._done = None
 
-    def _forward(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
-        return self._record("forward", method, args, kwargs)
-
-    def _backward(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
-        return self._record("backward", method, args, kwargs)
-
-    def _record(self, kind: str, method: Method, args: Any, kwargs: Any) -> Any:
+    def _record(self, kind: str, method: Method, /, *args: Any, **kwargs: Any) -> Any:
         annotations = self._annotations(kind, method, args, kwargs)
         name = f"{kind}[{' '.join(annotations)}]" if annotations else kind
         around = open_span(name, kind.capitalize())

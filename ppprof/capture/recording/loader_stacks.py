@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-from ppprof.capture.process import Descriptor, start_thread, with_high_number
+from ppprof.capture.process import Descriptor, stack_of, start_thread, with_high_number
 from ppprof.rundir.python_stacks import PythonStacks, decoded_stacks, encoded_stacks
 
 _PERIOD_SECONDS, _ASLEEP_SECONDS = 0.25, 0.1
@@ -117,12 +117,6 @@ class LoaderStacks:
                 os.write(self._file.fd, len(content).to_bytes(_LENGTH_BYTES, "little") + content)
 
 
-def _forks_worker(frame: FrameType | None) -> bool:
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return False
-        module = frame.f_globals.get("__name__")
-        if type(module) is str and module.startswith(_LOADERS):
-            return True
-        frame = frame.f_back
-    return False
+def _forks_worker(frame: FrameType) -> bool:
+    names = (each.f_globals.get("__name__") for each in stack_of(frame, _MOST_FRAMES))
+    return any(type(name) is str and name.startswith(_LOADERS) for name in names)
