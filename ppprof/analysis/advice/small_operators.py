@@ -188,8 +188,9 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
         time_ns    #################        with the gaps, and with the gradients of a and b
 
     A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or `MANY_OUTSIDE` times outside layers,
-    it is the next to call an operator: the lines of a model's layers are in one call of each layer. A line that calls
-    so many operators alone counts without the others of its function, and an optimizer's operators without all others.
+    it is the next to call an operator: the lines of a model's layers are in one call of each layer. Lines that call
+    so many operators alone count, too, without the others of their function; one whose operators are not small, such as of
+    a model, without all others; and an optimizer's operators without all others.
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack", "shapes").slice(0, tree.hosts.height)
@@ -212,19 +213,23 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
     line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]
     stack, times = pl.col("callstack").cast(pl.String), pl.col("is_next").sum()
+    dur, following = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns").shift(-1)
     lines = (
         outer.with_columns(is_next=is_next, is_product=matching(outer["name"], _PRODUCTS))
         .filter(is_called, ~pl.col("is_updating"))
         .drop_nulls(["step", "callstack"])
+        .with_columns(usual_ns=_usual(dur, *line[1:]))
         .group_by(*line, "layer", "num_backwards")
-        .agg(pl.len(), pl.col("is_product").any(), times=times)
+        .agg(pl.len(), pl.col("is_product").any(), called_ns=pl.col("usual_ns").sum(), times=times)
         .group_by(line)
         .agg(
             calls=pl.col("len").sum(),
             is_in_loop=(pl.col("times") >= MANY_OPERATORS).any(),
             is_repeated=((pl.col("layer") < 0) & (pl.col("times") >= MANY_OUTSIDE)).any(),
             has_product=pl.col("is_product").any(),
+            called_ns=pl.col("called_ns").sum(),
         )
+        .with_columns(is_small=_are_small(*line[1:]))
     )
     functions = {text: _function(text) for text in lines.select(stack).to_series().unique()}
     lines = lines.with_columns(function=stack.replace_strict(functions, return_dtype=pl.String))
@@ -233,9 +238,9 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     )
     lines = lines.with_columns(is_in_loop=is_in_loop)
     lines = lines.filter(pl.col("is_in_loop") | (pl.col("calls") >= MANY_OF_A_FUNCTION))
-    lines = lines.select(*line, function=pl.when("is_in_loop").then("function").otherwise(stack))
+    is_of_function = pl.col("is_in_loop") | pl.col("is_small")
+    lines = lines.select(*line, function=pl.when(is_of_function).then("function").otherwise(stack))
     outer = outer.join(lines, line, "left", maintain_order="left")
-    dur, following = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns").shift(-1)
     gap = following.over("thread") - pl.col("end_ns")
     both = (pl.col(name) == pl.col(name).shift(-1).over("thread") for name in ("step", *key))
     goes_on = pl.all_horizontal(*both)

@@ -594,6 +594,26 @@ def test_a_line_of_many_small_operators_counts_without_a_model_that_its_function
     assert found.cost_ns == 300 * 20 * US
 
 
+def test_lines_of_one_function_that_several_layers_call_count_together(tmp_path):
+    """Eight layers call join(), whose lines 8 and 9 call 35 operators of 2 in turn for each, and a product of 50."""
+    stacks = [Shapes({}, callstack=f'File "net.py", line {n}, in join') for n in (8, 9, 12)]
+
+    def make(at):
+        for layer in range(8):
+            begin = 200 * layer
+            parts = [
+                op(at, begin + 2 * i, begin + 2 * i + 2, "slice dygraph", stacks[i % 2])
+                for i in range(70)
+            ]
+            product = op(at, begin + 140, begin + 190, "matmul dygraph", stacks[2])
+            yield op(at, begin, begin + 195, f"Tree{layer}", *parts, product, category="Forward")
+
+    threads = [thread(make, lengths=[2000] * 6)]
+    found = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert found.facts["num_operators"] == 560
+    assert found.cost_ns == 560 * 2 * US
+
+
 @pytest.mark.parametrize("line", [8, 9])
 def test_an_optimizer_counts_without_other_operators_of_its_line_and_function(line, tmp_path):
     """A line calls 300 operators of 1 in 2, then line 9 as many norms of 2 in 3 in an optimizer."""
