@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ppprof.capture.recording.user_files import UserFiles, raised_at
 from ppprof.capture.signals import ending_signal, ignoring_errors
 from ppprof.capture.steps.processors import Processors
+from ppprof.capture.steps.slow_lines import SlowLine, SlowLines
 from ppprof.capture.steps.step_log import DeviceMemory, StepRecord
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ppprof.capture.steps.lasting_cost import LastingCost
     from ppprof.capture.steps.metrics import Metrics
     from ppprof.capture.steps.perf_summary import PerfSummary
-    from ppprof.capture.steps.slow_lines import SlowLines
     from ppprof.capture.steps.step_log import StepLog
     from ppprof.capture.steps.timer import StepCost
     from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
@@ -81,6 +81,11 @@ class FinishedStep(NamedTuple):
     """Time that this took, with that of stopping and resuming workers; None if it is unknown."""
     num_collections: int | None = None
     """Full garbage collections of Python in the step; None if that is unknown."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the profiler does nothing in it."""
+        return self.window is None and not (self.excluded or self.stall_ns)
 
     def costing(self, cost: StepCost) -> FinishedStep:
         """Return the step with the cost that has become known."""
@@ -437,6 +442,7 @@ class StepsPart(Part):
                 stall_ns=min(step.stall_ns, cost.batch_cost_ns),
                 paused_ns=cost.paused_ns,
             )
+            record = self._with_line_of_device(step, record, cost.batch_cost_ns)
         self._add(step, record)
 
     def _host_peak_bytes(self) -> int:
@@ -481,10 +487,24 @@ class StepsPart(Part):
     def _slow_line(self, step: FinishedStep) -> tuple[str | None, str | None, int | None]:
         if self._slow_lines is None:
             return None, None, None
-        is_usual = step.window is None and not (step.excluded or step.stall_ns)
         with ignoring_errors():  # no step time is worth less without it
-            return self._slow_lines.step(step.batch_cost_ns, is_usual=is_usual)
+            return self._slow_lines.step(
+                step.batch_cost_ns,
+                is_usual=step.is_usual,
+                communication_ns=step.communication_ns or 0,
+            )
         return None, None, None
+
+    def _with_line_of_device(
+        self, step: FinishedStep, record: StepRecord, step_ns: int
+    ) -> StepRecord:
+        found = SlowLine(record.slow_line, record.slow_inner_line, record.slow_line_ns)
+        if self._slow_lines is not None and step.is_usual:
+            with ignoring_errors():
+                found = self._slow_lines.done(found, step_ns, step.communication_ns or 0)
+        return record._replace(
+            slow_line=found.line, slow_inner_line=found.inner_line, slow_line_ns=found.line_ns
+        )
 
     def _number(self, loss: Loss) -> float | None:
         """Return the loss if it is a number, such as numpy's; scalars read others, too."""

@@ -118,22 +118,26 @@ class SlowLines:
         self._excess_ns: Counter[str] = Counter()
         """By `SlowLine.line`."""
         self._num_slow: Counter[str] = Counter()
-        self._whole_ns = self._num_steps = 0
+        self._whole_ns = 0
+        self._of_device = RunningSteps()
         self._ends = allocate_lock()
         self._ends.acquire()
         self._thread: threading.Thread | None = None
 
-    def step(self, step_ns: int | None, *, is_usual: bool) -> SlowLine:
+    def step(self, step_ns: int | None, *, is_usual: bool, communication_ns: int = 0) -> SlowLine:
         """End a step, and return where it has its time if it is slow.
 
         Args:
             step_ns: its length; None while a device works on it.
             is_usual: whether the profiler does nothing in it.
+            communication_ns: time in communication: a rank that waits for another one counts in no `summary`.
         """
         now_ns = self._clock()
         host_ns = now_ns - self._begin_ns if step_ns is None else step_ns
         looks = self._take() if self._looks else []
         found = self._judge(host_ns, looks) if is_usual and self._number else _NOTHING
+        if is_usual and step_ns is not None:
+            self._count(found, step_ns, step_ns, communication_ns)
         self._begin_ns, self._sampled = now_ns, threading.get_ident()
         self._number += 1
         if self._thread is None:
@@ -145,18 +149,38 @@ class SlowLines:
         steps.add(step_ns)
         if len(steps) <= _LEAST_STEPS:
             return _NOTHING
-        self._whole_ns += step_ns
-        self._num_steps += 1
         if step_ns <= _SLOW * median_ns:
             self._usual.extend(path for path, _ in looks)
             return _NOTHING
         if len(self._usual) < _FEW_USUAL:
             return _NOTHING
-        found = self._line_of(looks, step_ns - median_ns, median_ns)
-        if found.line is not None and found.line_ns is not None:
-            self._excess_ns[found.line] += found.line_ns
-            self._num_slow[found.line] += 1
+        return self._line_of(looks, step_ns - median_ns, median_ns)
+
+    def done(self, found: SlowLine, step_ns: int, communication_ns: int) -> SlowLine:
+        """Return what `step` has returned for a usual step that a device has done now; nothing if it took as long as others.
+
+        The host waits for the device in some steps only, as for a logged loss: its time in these is no step's.
+
+        Args:
+            found: of the step.
+            step_ns: its length.
+            communication_ns: as for `step`.
+        """
+        median_ns = self._of_device.median_ns
+        self._of_device.add(step_ns)
+        if step_ns <= _SLOW * median_ns:
+            found = _NOTHING
+        self._count(found, step_ns, max(0, step_ns - median_ns), communication_ns)
         return found
+
+    def _count(self, found: SlowLine, step_ns: int, most_ns: int, communication_ns: int) -> None:
+        if len(self._steps) > _LEAST_STEPS:
+            self._whole_ns += step_ns
+        if found.line is None or found.line_ns is None:
+            return
+        if 2 * communication_ns < found.line_ns:
+            self._excess_ns[found.line] += min(found.line_ns, most_ns)
+            self._num_slow[found.line] += 1
 
     def _take(self) -> list[tuple[_Path, int]]:
         """Return the looks at the step that ends; the thread may add others meanwhile."""

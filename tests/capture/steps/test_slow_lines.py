@@ -97,6 +97,36 @@ def test_the_line_that_other_steps_do_not_run_is_named(training: Training) -> No
     )
 
 
+def test_a_host_that_waits_for_its_device_now_and_then_is_not_slow(training: Training) -> None:
+    """Nine steps of 100 are launched in 10, and the tenth waits for all of them, as for a logged loss."""
+    lines = training.lines
+    for number in range(1, 101):
+        training.spend(10 if number % 10 else 910)
+        found = lines.step(None, is_usual=True)
+        assert lines.done(found, 100 * MS, 0) == (None, None, None)
+    assert lines.summary() == ""
+    training.spend(910)
+    found = lines.step(None, is_usual=True)
+    assert found.line is not None
+    assert lines.done(found, 400 * MS, 0) == found
+    assert lines.summary() == ""  # 3% of the time
+    for _ in range(3):
+        assert lines.done(found, 400 * MS, 0) == found
+    assert lines.summary() == (
+        f"outside windows, 4 slow steps spent 1.2 s (10.8% of the time) in {found.line}"
+    )
+
+
+def test_a_rank_that_waits_for_others_in_slow_steps_is_not_in_the_summary(
+    training: Training,
+) -> None:
+    training.run()
+    training.spend(500)
+    found = training.lines.step(500 * MS, is_usual=True, communication_ns=400 * MS)
+    assert found.line is not None
+    assert training.lines.summary() == ""
+
+
 def test_with_few_looks_a_line_needs_more_time_than_other_steps_have(training: Training) -> None:
     """7 usual steps with 20 looks: a line with a tenth of their time might be in none of them."""
     spending = [lambda: training.spend(290), lambda: training.spend(300)]
@@ -193,7 +223,9 @@ def test_steps_are_looked_at_more_often_once_they_take_long(tmp_path: Path) -> N
 
 def test_an_error_of_the_looks_costs_no_step_time(tmp_path: Path) -> None:
     class Failing(SlowLines):
-        def step(self, step_ns: int | None, *, is_usual: bool) -> SlowLine:
+        def step(
+            self, step_ns: int | None, *, is_usual: bool, communication_ns: int = 0
+        ) -> SlowLine:
             raise RuntimeError("no frames")
 
     lines = Failing(UserFiles(tmp_path), lambda: False)
