@@ -68,7 +68,8 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
     the addition of a bias. Left out are products whose results another operator takes, too, as far as
     shapes show it, until the product's line computes one again, and those without gradients.
     How many rows are taken is read from the index; without one, from the next call, if its gradient
-    is computed just ahead of those of the chain. Of a loss, it is the number of labels that are not ignored::
+    is computed just ahead of those of the chain. Of a loss, it is the number of labels that are not ignored, by their share in
+    all calls of its line whose labels were counted::
 
         matmul        [8,128,160] [160,8000]  1024 rows
         cross_entropy [8,128,8000] [8,128]    150 labels; the others are -100
@@ -207,11 +208,12 @@ class _Calls:
         Args:
             number: of the call.
             state: shape of its result.
-            may_shift: whether it may leave out some of them, ``logits[:, :-1]``.
+            may_shift: whether it may leave out a few of them, ``logits[:, :-1]``; most of them make a chain of their own.
         """
         inputs = self.inputs(number)
         if may_shift and self.names[number] in _SLICES and inputs:
             is_shift = len(inputs[0]) == len(state) and _is_part(state, inputs[0])
+            is_shift = is_shift and math.prod(state) > MOST_KEPT * math.prod(inputs[0])
             return inputs[0] if is_shift and inputs[0][-1] == state[-1] else None
         if self.names[number] in _VIEWS:
             shape = inputs[0] if inputs else ()
@@ -228,9 +230,27 @@ class _Calls:
 
     def _labelled(self, loss: int) -> int | None:
         """Return how many labels of a loss count; None if that is unknown."""
-        counts = attributes_of(self.attributes[loss]).get(LENGTHS)
-        known = isinstance(counts, list) and [each for each in counts if isinstance(each, int)]
-        return known[1] if known and len(known) == 2 and known[0] >= known[1] else None
+        num, num_kept = self._labels.get(self._loss_key(loss), (0, 0))
+        whole, *_ = self.inputs(loss) or [()]
+        return max(1, round(math.prod(whole[:-1]) * num_kept / num)) if num_kept and whole else None
+
+    def _loss_key(self, number: int) -> tuple[object, ...]:
+        return (*self.key(number), *(shape[-1:] for shape in self.inputs(number)[:1]))
+
+    @cached_property
+    def _labels(self) -> dict[object, tuple[int, int]]:
+        """How many labels the calls of a loss have had, and how many of these count, where they were counted."""
+        found: dict[object, tuple[int, int]] = {}
+        for number in self.linked.tolist():
+            if self.names[number] not in LOSSES:
+                continue
+            counts = attributes_of(self.attributes[number]).get(LENGTHS)
+            known = isinstance(counts, list) and [each for each in counts if isinstance(each, int)]
+            if known and len(known) == 2 and known[0] >= known[1]:
+                key = self._loss_key(number)
+                num, num_kept = found.get(key, (0, 0))
+                found[key] = num + known[0], num_kept + known[1]
+        return found
 
     def _indexed(self, taker: int, product: Product) -> int | None:
         """Return how many rows an index takes; None if it takes elements, or if that is unknown."""

@@ -167,17 +167,25 @@ def _seen(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
     """Return the line that slow steps were seen in; empty unless it has half of what slow steps take longer.
 
     Of those from the first one on of which a line is known: before, there was nothing to compare with. Of all, it has
-    a quarter. Each rank has looked at its own stack while a step took long (``slow_line`` of the step log). Where ranks wait for
-    one that does something else, those are in a line of all steps, which has no name here.
+    a quarter. Each rank has looked at its own stack while a step took long (``slow_line`` of the step log). Ranks that wait for
+    one that does something else are in a line of all steps, which has no name here, in communication, or, at a barrier, in
+    another line than that one, which counts as that of the fewest ranks.
     """
     excess_ns = pl.min_horizontal("slow_line_ns", "excess_ns")
-    looks = evidence.step_times.drop_nulls("slow_line").join(
-        slow.select("step", "excess_ns"), "step"
+    is_waiting = 2 * pl.col("communication_ns").fill_null(0) >= pl.col("slow_line_ns")
+    looks = (
+        evidence.step_times.drop_nulls("slow_line")
+        .filter(~is_waiting)
+        .join(slow.select("step", "excess_ns"), "step")
+        .with_columns(
+            num_ranks=pl.len().over("step", "slow_line"),
+            num_inside=pl.len().over("step", "slow_line", "slow_inner_line"),
+        )
+        .sort("num_ranks", "num_inside", "slow_line_ns", descending=[False, False, True])
     )
+    of_steps = looks.unique("step", keep="first", maintain_order=True)
     lines = (
-        looks.sort("slow_line_ns", descending=True)
-        .unique("step", keep="first", maintain_order=True)
-        .group_by("slow_line")
+        of_steps.group_by("slow_line")
         .agg(
             pl.len().alias("num"), time_ns=pl.col("slow_line_ns").mean(), excess_ns=excess_ns.sum()
         )
@@ -190,8 +198,9 @@ def _seen(evidence: Evidence, slow: pl.DataFrame) -> dict[str, Fact]:
     if of_line_ns < max(compared["excess_ns"].sum() / 2, slow["excess_ns"].sum() / 4):
         return {}
     own = looks.filter(slow_line=line)
-    inner = own.filter(pl.col("slow_inner_line") != line)["slow_inner_line"].value_counts()
-    inner = inner.filter(2 * pl.col("count") > own.height)
+    own_of_steps = of_steps.filter(slow_line=line)
+    inner = own_of_steps.filter(pl.col("slow_inner_line") != line)["slow_inner_line"].value_counts()
+    inner = inner.filter(2 * pl.col("count") > own_of_steps.height)
     ranks = own["rank"].unique()
     is_of_some = len(ranks) < evidence.step_times["rank"].n_unique()
     return {

@@ -288,6 +288,30 @@ def test_labels_of_the_next_word_leave_out_the_last_row_ahead_of_the_loss(tmp_pa
     assert evidence["matmul [48,20,64] [64,128]"] == 45
 
 
+def test_rows_that_a_slice_leaves_out_are_not_those_without_a_label(tmp_path: Path):
+    """Of 20 positions, the loss gets the last 8, all of them with a label."""
+    part = Called("slice", ((48, 20, 128),), line=8)
+    called = (PRODUCT, part, labelled(384, 48, 8, 128))
+    evidence = dict(found(tmp_path, *called))
+    assert evidence["matmul [48,20,64] [64,128]"] == 30
+    few = PRODUCT, part, labelled(96, 48, 8, 128)
+    finding = by_rule(run(tmp_path / "few", **differentiating(*few, each=50)))["discarded-rows"]
+    assert (finding.facts["rows"], finding.facts["kept"]) == (960, 384)
+    assert finding.facts.get("wording") is None
+
+
+def test_losses_whose_labels_were_not_counted_are_like_those_of_their_line(tmp_path: Path):
+    """One of two calls was counted, as on a device: 144 of 960; and one with more labels than half counts with another."""
+    loss = labelled(144, 48, 20, 128)
+    unknown = loss._replace(attributes={})
+    calls = differentiating(PRODUCT, loss, PRODUCT, unknown, each=50)
+    facts = by_rule(run(tmp_path / "unknown", **calls))["discarded-rows"].facts
+    assert (facts["rows"], facts["kept"]) == (1920, 288)
+    mixed = differentiating(PRODUCT, loss, PRODUCT, labelled(528, 48, 20, 128), each=50)
+    facts = by_rule(run(tmp_path / "mixed", **mixed))["discarded-rows"].facts
+    assert (facts["rows"], facts["kept"]) == (1920, 672)
+
+
 @pytest.mark.parametrize(
     "called",
     [

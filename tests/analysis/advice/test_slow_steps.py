@@ -119,9 +119,39 @@ def test_a_line_of_one_rank_says_which(tmp_path: Path) -> None:
     path = run(tmp_path / "log", [training(999), training(999)], step_lines=ranks)
     (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
     assert (finding.facts["gap"], finding.facts["on_ranks"]) == (SAVES, "rank 1")
-    assert f"in {SAVES}, which other steps hardly spend time in (on rank 1 alone)." in (
+    assert f"in {SAVES}, which other steps hardly spend time in (seen on rank 1)." in (
         finding_rows([finding])[0].what
     )
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_ranks_that_wait_at_a_barrier_do_not_stand_for_the_one_that_works(
+    is_noted: bool, tmp_path: Path
+) -> None:
+    """Rank 1 saves; the others wait in a line of their own, a little longer. All run maybe_save()."""
+    ranks = []
+    for rank in range(4):
+        barrier = "train.py:9, maybe_save(): dist.barrier()"
+        lines = [{**line, "slow_line": None} for line in step_lines(10 * MS, steps=200, noise=0)]
+        for number in (90, 130):
+            lines[number] |= {
+                "batch_cost_ns": 410 * MS,
+                "slow_line": SAVES if rank == 1 else barrier,
+                "slow_inner_line": SAVES if rank == 1 else barrier,
+                "slow_line_ns": (390 if rank == 1 else 395) * MS,
+                "communication_ns": (0 if rank == 1 else 390 * MS) if is_noted else None,
+            }
+        ranks.append(lines)
+    path = run(tmp_path / "log", [training(999)] * 4, step_lines=ranks)
+    (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
+    assert (finding.facts["gap"], finding.facts["on_ranks"]) == (SAVES, "rank 1")
+    common = "train.py:20, main(): maybe_save(step)"
+    for lines in ranks:
+        for number in (90, 130):
+            lines[number]["slow_line"] = common
+    path = run(tmp_path / "common", [training(999)] * 4, step_lines=ranks)
+    (finding,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
+    assert (finding.facts["gap"], finding.facts["inner"]) == (common, SAVES)
 
 
 def test_steps_that_come_evenly_are_seen_beside_others(tmp_path: Path) -> None:
