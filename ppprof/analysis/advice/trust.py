@@ -137,17 +137,22 @@ def unlike_steps(evidence: Evidence) -> list[Finding]:
     """Report that steps outside windows are so much longer, or so much shorter, that they do other work than recorded ones.
 
     Recording makes no step shorter, and longer by `MOST_OF_OPERATOR_NS` for each operator at most. Not where other
-    processes disturb the job: these may do it.
+    processes disturb the job: these may do it; nor where most of the difference is waits for data: a window holds the training
+    up when it opens, and a loader reads ahead meanwhile.
     """
     if evidence.recording is None or evidence.is_disturbed:
         return []
     change, _ = evidence.recording
-    times = evidence.sound_times.group_by("step").agg(pl.col("window", "batch_cost_ns").max())
+    own_ns = pl.col("batch_cost_ns") - pl.col("reader_cost_ns").fill_null(0)
+    times = evidence.sound_times.group_by("step").agg(
+        pl.col("window", "batch_cost_ns").max(), own_ns=own_ns.max()
+    )
     outside, inside = (
         times.filter(pl.col("window").is_null() == is_null) for is_null in (True, False)
     )
-    outside_ns, inside_ns = (
-        float(np.median(each["batch_cost_ns"].to_numpy())) for each in (outside, inside)
+    (outside_ns, outside_own_ns), (inside_ns, inside_own_ns) = (
+        [float(np.median(each[name].to_numpy())) for name in ("batch_cost_ns", "own_ns")]
+        for each in (outside, inside)
     )
     num = evidence.usual("num_operators")
     most_ns = MOST_OF_STEP_NS + num * MOST_OF_OPERATOR_NS
@@ -158,14 +163,19 @@ def unlike_steps(evidence: Evidence) -> list[Finding]:
     times_longer = max(inside_ns, outside_ns) / min(inside_ns, outside_ns)
     if not (is_longer or is_shorter) or times_longer < UNLIKE_MODERATE:
         return []
-    later = int(outside["step"].sort()[outside.height // 2])
+    is_of_data = (inside_own_ns - outside_own_ns) / (inside_ns - outside_ns) < 1 / 2
+    if is_of_data:
+        return []
+    steps = outside["step"].unique().sort().to_numpy()
+    longest = max(np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1), key=len)
+    later = int(longest[max(0, len(longest) - NUM_LATER) // 2])
     facts: dict[str, Fact] = {
         "inside_ns": inside_ns,
         "outside_ns": outside_ns,
         "num_operators": round(num),
         "most_ns": most_ns,
         "later": later,
-        "later_end": later + NUM_LATER,
+        "later_end": min(later + NUM_LATER, int(longest[-1]) + 1),
         "wording": "longer" if is_longer else None,
         "remedy": evidence.remedy("Profiler"),
     }

@@ -172,7 +172,8 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
         step=step,
         basis=_facts(first, words).get("basis"),
     )
-    return sentence + _worth_a_look(_small_above(findings, first.share), language)
+    larger = _small_above(findings, first.share) if text == "first" else []
+    return sentence + _worth_a_look(larger, language)
 
 
 def _small_above(findings: Sequence[Finding], share: float, most: float = 1.0) -> Sequence[Finding]:

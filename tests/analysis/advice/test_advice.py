@@ -2303,6 +2303,36 @@ def test_what_recording_cannot_explain_is_other_work(tmp_path, outside_ms, insid
     assert names == ([rule] if rule else [])
 
 
+@pytest.mark.parametrize(("waits_us", "is_found"), [(1600, False), (1400, True)])
+def test_a_loader_that_reads_ahead_while_a_window_opens_makes_no_other_steps(
+    tmp_path, waits_us, is_found
+):
+    """Steps of 4000 with waits for data, and recorded ones of 1000 without."""
+    ((*lines,),) = recorded((4000 * US, 1000 * US))
+    waiting = [
+        {**line, "reader_cost_ns": 0 if line["window"] == 0 else waits_us * US} for line in lines
+    ]
+    rules = {each.rule for each in findings(tmp_path, [loading(1)], step_lines=[waiting])}
+    assert ("unlike-steps" in rules) == is_found
+
+
+@pytest.mark.parametrize(
+    ("window", "proposed"),
+    [(range(24, 30), (12, 22)), (range(14, 34), (34, 40)), (range(30, 40), (15, 25))],
+)
+def test_other_steps_to_record_are_neither_recorded_ones_nor_beyond_the_last(
+    tmp_path, window, proposed
+):
+    lines = [
+        {**line, "window": 0 if line["step"] in window else None}
+        for line in step_lines(4000 * US, steps=40, noise=0)
+    ]
+    for number in window:
+        lines[number]["batch_cost_ns"] = 1000 * US
+    found = one("unlike-steps", findings(tmp_path, [loading(1)], step_lines=[lines]))
+    assert (found.facts["later"], found.facts["later_end"]) == proposed
+
+
 def test_steps_beside_another_job_may_be_as_long_as_others(tmp_path):
     ((*lines,),) = recorded((200 * 1000 * US, 10 * 1000 * US))
     load = {"processors_busy_ratio": 0.95, "processors_own_ratio": 0.2}
