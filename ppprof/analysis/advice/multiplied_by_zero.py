@@ -43,9 +43,7 @@ def multiplied_by_zero(profile: Profile) -> MultipliedByZero:
     `repeated_calls`.
     """
     tree = profile.tree
-    hosts = tree.hosts.with_columns(
-        profile.trace.events.select("step", "attributes").slice(0, tree.hosts.height)
-    )
+    hosts = tree.hosts_with("step", "attributes")
     again = repeated_gradients(profile)["row"]
     is_inside = pl.Series(repeated_calls(profile).is_inside)
     hosts = hosts.filter(~is_inside).filter(~pl.col("row").is_in(again.implode()))

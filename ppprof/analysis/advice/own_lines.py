@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.repeated_operators import repeated_events
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile, once
@@ -30,6 +29,7 @@ from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
+from ppprof.trace.operator_inputs import REPEATED
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_EXECUTOR
 from ppprof.trace.steps import reason_of_pause
 
@@ -676,3 +676,17 @@ def _path(own: Sequence[Frame]) -> Path:
         if not path or (path[-1].file, path[-1].line) != (frame.file, frame.line):
             path.append(frame)
     return tuple(path)
+
+
+@once
+def repeated_events(profile: Profile) -> pl.DataFrame:
+    """Return the host events of layers, and of outermost operators, that have the attribute `REPEATED`, also beside the training.
+
+    Returns:
+        Columns of ``Tree.hosts``: row, thread, start_ns, end_ns.
+    """
+    tree = profile.tree
+    hosts = tree.hosts_with("attributes")
+    is_repeated = pl.col("attributes").cast(pl.String).str.contains(f'"{REPEATED}":', literal=True)
+    is_outermost = (pl.col("category") != "Operator") | pl.Series(tree.is_outermost_operator)
+    return hosts.filter(is_outermost & is_repeated).select("row", "thread", "start_ns", "end_ns")

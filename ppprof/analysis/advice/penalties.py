@@ -121,10 +121,7 @@ def penalties(profile: Profile) -> pl.DataFrame:
 
 def _updated(profile: Profile) -> Counter[Shape]:
     """Return how many parameters of each shape a step updates at most."""
-    tree = profile.tree
-    hosts = tree.hosts.with_columns(
-        profile.trace.events.select("step", "shapes").slice(0, tree.hosts.height)
-    )
+    hosts = profile.tree.hosts_with("step", "shapes")
     updates = hosts.filter((hosts["category"] == "Operator") & matching(hosts["name"], UPDATES))
     kinds = updates.drop_nulls(["step", "shapes"]).group_by("step", "shapes").len()
     most: Counter[Shape] = Counter()

@@ -8,9 +8,12 @@ from typing import NamedTuple, Optional
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import starts_beside, starts_without_gradients
+from ppprof.analysis.advice.own_lines import (
+    repeated_events,
+    starts_beside,
+    starts_without_gradients,
+)
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.repeated_operators import repeated_events
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.profile.python_lines import line_name
 from ppprof.analysis.ranks.device_steps import stepping_threads
@@ -52,10 +55,8 @@ def repeated_calls(profile: Profile) -> RepeatedCalls:
     Of repeated calls in one another, the outermost one counts, and gradients that a second Backward computes
     again count for `repeated_gradients`. Calls beside the training are left out.
     """
-    tree, events = profile.tree, profile.trace.events
-    hosts = tree.hosts.with_columns(
-        events.select("step", "forward", "attributes").slice(0, tree.hosts.height)
-    )
+    tree = profile.tree
+    hosts = tree.hosts_with("step", "forward", "attributes")
     names = _names(profile, hosts)
     is_call = np.zeros(hosts.height, bool)
     is_call[names["row"].to_numpy()] = True

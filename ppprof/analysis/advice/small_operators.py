@@ -95,11 +95,11 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
         step; name, the layer's path and the line that calls it; calls (operators) and time_ns. And whether
         each host event is below such a layer.
     """
-    tree, events = profile.tree, profile.trace.events
-    columns = events.select("step", "shapes", "attributes").slice(0, tree.hosts.height)
+    tree = profile.tree
     is_layer = (tree.hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
-    hosts = tree.hosts.with_columns(columns, layer=layer, row=pl.col("row").cast(pl.Int64))
+    hosts = tree.hosts_with("step", "shapes", "attributes")
+    hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     above = hosts["name"].cast(pl.String).gather(layer.replace(-1, None)).fill_null("")
     hosts = hosts.with_columns(above=above)
     calls = _repeated(hosts.filter(is_layer & ~_are_apart(profile)), tree)
@@ -192,11 +192,11 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     so many operators alone count, too, without the others of their function; one whose operators are not small, such as of
     a model, without all others; and an optimizer's operators without all others.
     """
-    tree, events = profile.tree, profile.trace.events
-    columns = events.select("step", "callstack", "shapes").slice(0, tree.hosts.height)
+    tree = profile.tree
     # An optimizer clips gradients, and one of the user's updates parameters, by operators for each of them.
     is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
-    hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
+    hosts = tree.hosts_with("step", "callstack", "shapes")
+    hosts = hosts.with_columns(layer=pl.Series(tree.enclosing(is_layer)))
     in_optimizer = tree.below(tree.events.host_rows("Optimization"))
     # LBFGS computes the whole model again and again: that is no loop.
     phases = tree.events.host_rows("Forward", "Backward")
@@ -294,8 +294,8 @@ def _of_layers(profile: Profile, is_repeated: Bool) -> pl.DataFrame:
         step; name, the layer's path and its line where samples know it; calls (operators) and
         time_ns: the call without the layers in it, and the gradients of its operators.
     """
-    tree, events = profile.tree, profile.trace.events
-    hosts = tree.hosts.with_columns(events.select("step", "shapes").slice(0, tree.hosts.height))
+    tree = profile.tree
+    hosts = tree.hosts_with("step", "shapes")
     is_layer = (hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))

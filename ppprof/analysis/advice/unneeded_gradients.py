@@ -57,10 +57,8 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         that calls the function of the layer's line, null if unknown or not cleared. No rows without a recorded graph of
         gradients.
     """
-    tree, events = profile.tree, profile.trace.events
-    hosts = tree.hosts.with_columns(
-        events.select("step", "forward", "attributes").slice(0, tree.hosts.height)
-    )
+    tree = profile.tree
+    hosts = tree.hosts_with("step", "forward", "attributes")
     layers = _layers(profile, hosts)
     nodes = hosts.filter(pl.col("category") == "Operator").drop_nulls("forward")
     if nodes.is_empty() or not layers:

@@ -187,6 +187,11 @@ class Tree:
         """
         return self.hosts_at(slice(0, self.events.num_hosts))
 
+    def hosts_with(self, *columns: str) -> pl.DataFrame:
+        """Return ``hosts`` with more columns of the events."""
+        events = self.events
+        return self.hosts.with_columns(events.events.select(columns).slice(0, events.num_hosts))
+
     def hosts_at(self, rows: Array | slice, *columns: str) -> pl.DataFrame:
         """Return the rows of ``hosts`` with some row numbers, in the order of ``rows``."""
         return pl.DataFrame({name: self._column(name, rows) for name in columns or _HOST_COLUMNS})

@@ -138,31 +138,16 @@ def covered_by_group(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
     """
     start, end = intervals
     num_groups = int(group.max(initial=-1)) + 1
-    if num_groups > _FEW_GROUPS:
-        return _covered_by_many_groups(group, intervals)
-    calls, times = np.zeros((2, num_groups), np.int64)
-    for number in range(num_groups):
-        rows = np.flatnonzero(group == number)
-        calls[number], times[number] = len(rows), covered(start[rows], end[rows])
-    return calls, times
-
-
-def _covered_by_many_groups(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
-    """Return what `covered_by_group` does, with one sort for all groups. There is an interval."""
-    order = np.argsort(group, kind="stable")
-    start, end = (side[order] for side in intervals)
-    calls = np.bincount(group)
-    times = np.zeros(len(calls), np.int64)
-    length = int(end.max()) - int(start.min()) + 1
-    if length * len(calls) < 2**63:
+    calls, times = np.bincount(group, minlength=num_groups), np.zeros(num_groups, np.int64)
+    length = int(end.max()) - int(start.min()) + 1 if len(group) else 1
+    if _FEW_GROUPS < num_groups < 2**63 // length:
         # One union serves all groups if each is moved to a separate range of time.
-        move = np.repeat(np.arange(len(calls)) * length, calls) - start.min()
+        move = group.astype(np.int64) * length - start.min()
         first, last = union(start + move, end + move)
         np.add.at(times, first // length, last - first)
         return calls, times
-    last = np.cumsum(calls)
     for number in np.flatnonzero(calls).tolist():
-        rows = slice(last[number] - calls[number], last[number])
+        rows = np.flatnonzero(group == number)
         times[number] = covered(start[rows], end[rows])
     return calls, times
 

@@ -46,24 +46,36 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
     Returns:
         Columns of `TARGETS`, one row per kind and name, on the rank's own clock.
     """
-    hosts = profile.tree.hosts
-    names = hosts["name"].cast(pl.String)
+    tree, hosts = profile.tree, profile.tree.hosts
+    names, category = hosts["name"].cast(pl.String), hosts["category"]
     in_steps = profile.step.slice(0, hosts.height).is_not_null()
-    operators = np.flatnonzero(((hosts["category"] == "Operator") & in_steps).to_numpy())
-    phases = np.flatnonzero(hosts["category"].is_in(PHASES).to_numpy())
+    operators = np.flatnonzero(((category == "Operator") & in_steps).to_numpy())
+    phases = np.flatnonzero(category.is_in(PHASES).to_numpy())
     remote = np.flatnonzero(names.str.starts_with("rpc#").to_numpy())
+    nodes = module_nodes(profile).filter(pl.col("path") != "")
+    recorded = pl.col("name").cast(pl.String)
+    steps = tree.of_category("ProfileStep").with_columns(
+        event=recorded, name=recorded.str.extract(r"#(\d+)$")
+    )
+    is_in_step = profile.step.gather(tree.device_rows).is_not_null()
+    kernels = tree.devices.filter(is_kernel() & is_in_step).with_columns(event="name")
+    collectives = communication_events(profile).drop_nulls("step").with_columns(event="name")
     tables = [
         _of_hosts(profile, "operator", operators, naming.apply(hosts["name"].gather(operators))),
-        _of_hosts(profile, "phase", phases, hosts["category"].gather(phases).cast(pl.String)),
+        _of_hosts(profile, "phase", phases, category.gather(phases).cast(pl.String)),
         _of_hosts(profile, "remote", remote, names.gather(remote)),
-        _modules(profile),
-        _steps(profile),
-        _shapes(profile),
-        _kernels(profile, naming),
-        _collectives(profile),
+        _of_hosts(profile, "module", nodes["row"].to_numpy(), nodes["path"]),
+        _of_times("step", steps).drop_nulls("name"),
+        _of_times("kernel", kernels.with_columns(name=naming.apply(kernels["name"])), "gpu_ns"),
+        _of_times("collective", collectives.with_columns(name=name_collectives())),
     ]
+    if profile.trace.events["shapes"].count():
+        shapes = operator_work(profile).drop_nulls("shapes")
+        named = shapes.select(pl.concat_str("name", pl.lit(" "), "shapes")).to_series()
+        tables.append(_of_hosts(profile, "shape", shapes["row"].to_numpy(), named))
     if not profile.unrecorded_device:
-        tables.append(_gaps(profile, parts))
+        gaps = host_time(profile, parts.bubbles).gaps
+        tables.append(_of_times("gap", gaps.with_columns(event=pl.lit(""))))
     return pl.concat([pl.DataFrame(schema=TARGETS), *map(_longest, tables)])
 
 
@@ -105,52 +117,6 @@ def _of_hosts(profile: Profile, kind: str, rows: Int64, names: pl.Series) -> pl.
         "cpu_ns",
         gpu_ns=pl.col("device_ns") if has_device else pl.lit(None, pl.Int64),
     )
-
-
-def _modules(profile: Profile) -> pl.DataFrame:
-    nodes = module_nodes(profile).filter(pl.col("path") != "")
-    return _of_hosts(profile, "module", nodes["row"].to_numpy(), nodes["path"])
-
-
-def _steps(profile: Profile) -> pl.DataFrame:
-    return _of_times(
-        "step",
-        profile.tree.of_category("ProfileStep").with_columns(
-            event=pl.col("name").cast(pl.String),
-            name=pl.col("name").cast(pl.String).str.extract(r"#(\d+)$"),
-        ),
-    ).drop_nulls("name")
-
-
-def _shapes(profile: Profile) -> pl.DataFrame:
-    """Return the operators by the shapes of their inputs: ``matmul [4,128] [128,64]``."""
-    if not profile.trace.events["shapes"].count():
-        return pl.DataFrame(schema=TARGETS)
-    calls = operator_work(profile).drop_nulls("shapes")
-    names = calls.select(pl.concat_str("name", pl.lit(" "), "shapes")).to_series()
-    return _of_hosts(profile, "shape", calls["row"].to_numpy(), names)
-
-
-def _kernels(profile: Profile, naming: Naming) -> pl.DataFrame:
-    step = profile.step.gather(profile.tree.device_rows)
-    kernels = profile.tree.devices.filter(is_kernel() & step.is_not_null())
-    return _of_times(
-        "kernel",
-        kernels.with_columns(event=pl.col("name"), name=naming.apply(kernels["name"])),
-        "gpu_ns",
-    )
-
-
-def _collectives(profile: Profile) -> pl.DataFrame:
-    events = communication_events(profile).drop_nulls("step")
-    return _of_times(
-        "collective", events.with_columns(event=pl.col("name"), name=name_collectives())
-    )
-
-
-def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
-    gaps = host_time(profile, parts.bubbles).gaps
-    return _of_times("gap", gaps.with_columns(event=pl.lit("")))
 
 
 def _of_times(kind: str, events: pl.DataFrame, clock: str = "cpu_ns") -> pl.DataFrame:
