@@ -172,6 +172,8 @@ class Results(Part):
 
     def _why_no_window(self, store: WindowStore, ending: Ending) -> str:
         num = ending.num_steps
+        if not num:
+            return "the training ended before its first step"
         seen = f"{num} {'step was' if num == 1 else 'steps were'} seen"
         why = f"the schedule is {self.states.schedule}, and {seen}"
         if self.states.on_demand is None:

@@ -354,6 +354,17 @@ def test_a_training_that_is_too_short_logs_one_line(
     assert caplog.messages == expected
 
 
+def test_a_training_without_a_step_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = StepStates(
+        Schedule.of(None, on_demand=True), cast("Any", SimpleNamespace(cut_short=None))
+    )
+    results = Results(0, tmp_path, states, PerfSummary(), store=cast("Any", Windows()))
+    results.wait(Ending(ValueError("a shape"), 0, 0, True, set()))
+    assert caplog.messages == ["no window was recorded: the training ended before its first step"]
+
+
 def test_timer_only_prints_the_perf_summary_and_marks_no_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
