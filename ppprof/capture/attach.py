@@ -244,7 +244,9 @@ def _attach(
     summary = PerfSummary(peak_flops)
     slow_lines = None
     if run is not None and profiler.python_stacks is not False:
-        slow_lines = SlowLines(UserFiles(Path.cwd()), timer.is_paused, keeps_source=profiler.source)
+        with _without(job.rank, "the lines of slow steps will not be named", Exception):
+            files = UserFiles(Path.cwd())
+            slow_lines = SlowLines(files, timer.is_paused, keeps_source=profiler.source)
     steps = _steps(profiler, job, run, summary, printing, peak_flops, slow_lines)
     post_processor = store = windows = recording = tables = None
     if run is not None and job.rank in recorded and not profiler.timer_only:

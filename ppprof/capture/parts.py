@@ -487,12 +487,16 @@ class StepsPart(Part):
     def _slow_line(self, step: FinishedStep) -> tuple[str | None, str | None, int | None]:
         if self._slow_lines is None:
             return None, None, None
+        communication_ns = step.communication_ns or 0
+        step_ns = None if step.device_timed else step.batch_cost_ns
         with ignoring_errors():  # no step time is worth less without it
-            return self._slow_lines.step(
-                step.batch_cost_ns,
-                is_usual=step.is_usual,
-                communication_ns=step.communication_ns or 0,
+            found = self._slow_lines.step(
+                step_ns, is_usual=step.is_usual, communication_ns=communication_ns
             )
+            if step.device_timed and step.batch_cost_ns is not None and step.is_usual:
+                # The training has waited for the device, and its time is known at once.
+                found = self._slow_lines.done(found, step.batch_cost_ns, communication_ns)
+            return found
         return None, None, None
 
     def _with_line_of_device(

@@ -223,9 +223,12 @@ def keep_from_translation() -> None:
     """Keep SOT, by which Paddle's ``to_static`` compiles the functions that a call reaches, from translating ours.
 
     Those run in wrapped functions and handlers, below the training's. Translated, they take longer, and what SOT cannot
-    translate raises in the training. Paddle 2.6 has no such function.
+    translate raises in the training. Paddle 2.6 has no such function. For a path that is not ASCII, Paddle 3.3's writes ahead
+    of an array.
     """
     package = Path(__file__).parents[1]
+    if not str(package).isascii():
+        return
     folders = [f"{package / name}{os.sep}" for name in ("capture", "integrations", "rundir")]
     with suppress(Exception):
         from paddle.base import core

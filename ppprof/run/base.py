@@ -235,7 +235,7 @@ class BaseRun:
 
     @cached_property
     def step_times(self) -> pl.DataFrame:
-        """The times of the latest steps (about 16,000 for each rank), in windows or outside.
+        """The times of the latest steps (about 11,000 for each rank), in windows or outside.
 
         One row per rank and step, sorted by rank, then step, with the columns of
         `ppprof.rundir.step_times.STEP_TIMES`. No rows for traces that ppprof did not record.

@@ -54,13 +54,13 @@ _READ = {name: dtype for name, dtype in STEP_TIMES.items() if name not in _ADDED
 _LARGEST = 2**53
 """Largest time (104 days), size (9 PB) and count: larger values, and negative ones, are read as null."""
 _MOST_BYTES = 7 << 20
-"""Most bytes to read, from the end of a file: about 16,000 steps, enough for all statistics."""
+"""Most bytes to read, from the end of a file: about 11,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
 """Most lines to parse one by one, if Polars cannot parse them together."""
 
 
 def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame:
-    """Return the latest steps of a run directory: about 16,000 steps for each rank.
+    """Return the latest steps of a run directory: about 11,000 steps for each rank.
 
     Args:
         run: the run directory.

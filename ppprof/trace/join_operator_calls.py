@@ -616,12 +616,16 @@ class _Alignment:
         """Of samples, by their calls."""
 
     def moved(self, samples: Iterable[_Sample | None], run: int) -> list[_Sample]:
-        """Return those of the samples whose calls are known of another call that computes gradients, with these calls."""
+        """Return those of the samples whose calls are known of another call that computes gradients, with these calls.
+
+        None if these differ: two losses of one network, both computed ahead of their Backwards.
+        """
         known = [each for each in samples if each is not None]
         if not known or self._num_left <= 0:
             return []
         others = self._by_signature(run)
-        return [each for sample in known if (each := self._moved(sample, run, others))]
+        moved = [each for sample in known if (each := self._moved(sample, run, others))]
+        return moved if all(each.calls == moved[0].calls for each in moved) else []
 
     def _moved(self, sample: _Sample, run: int, others: tuple[Int64, Int64]) -> _Sample | None:
         if sample.call not in self._own:

@@ -267,3 +267,14 @@ def test_a_stack_is_that_of_the_callers_and_collection_stays_as_it_was(collects:
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+def test_sot_is_given_no_path_that_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel").base.core
+    given: list[tuple[str, ...]] = []
+    monkeypatch.setattr(core, "eval_frame_skip_file_prefix", given.append, raising=False)
+    process.keep_from_translation()
+    assert len(given) == 1
+    monkeypatch.setattr(process, "__file__", "/home/用户/ppprof/capture/process.py")
+    process.keep_from_translation()
+    assert len(given) == 1

@@ -384,14 +384,17 @@ def linked(tmp_path: Path, steps: list[list[Signature]]) -> list[list[int | None
 
     Args:
         tmp_path: where the window is written.
-        steps: what each step calls, ahead of a backward that runs the nodes of A and B of the first step.
+        steps: what each step calls, ahead of a backward that runs the nodes of A and B of the first step; if it calls
+            several itself, each runs those of the next A and B.
     """
     spans, rows, signatures, begins = [], [], [A, B, MORE, RUN_BACKWARD], []
     for number, called in enumerate(steps):
         begin = 1000 * number
         begins.append(begin)
         spans.append(span("ProfileStep", f"ProfileStep#{number}", begin, begin + 999))
-        for place, signature in enumerate([*called, RUN_BACKWARD]):
+        for place, signature in enumerate(
+            called if RUN_BACKWARD in called else [*called, RUN_BACKWARD]
+        ):
             start = begin + 10 + 50 * place
             rows.append([31, start, start + 40, signatures.index(signature), -1])
             if signature is not RUN_BACKWARD:
@@ -399,11 +402,17 @@ def linked(tmp_path: Path, steps: list[list[Signature]]) -> list[list[int | None
                 continue
             spans.append(span("Operator", "Global_TanhGradNode", start + 5, start + 10))
             spans.append(span("Operator", "Global_ReluGradNode", start + 15, start + 20))
-    first = steps[0]
-    nodes = [Node("TanhGradNode", first.index(B), 1), Node("ReluGradNode", first.index(A), 1)]
+    first = steps[0] if RUN_BACKWARD in steps[0] else [*steps[0], RUN_BACKWARD]
+    places = {
+        id(each): [place for place, other in enumerate(first) if other is each]
+        for each in (A, B, RUN_BACKWARD)
+    }
+    backwards = [
+        Backward(own, [Node("TanhGradNode", b, 1), Node("ReluGradNode", a, 1)])
+        for a, b, own in zip(*places.values())
+    ]
     raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(spans)))
     calls = np.array(rows, np.int64) + np.array([0, EPOCH_NS, EPOCH_NS, 0, 0])
-    backwards = [Backward(len(first), nodes)]
     recorded = OperatorCalls(signatures, DTYPES, calls, backwards)
     write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
     events = read_window(raw).events
@@ -429,6 +438,15 @@ def test_an_operator_that_a_step_calls_more_often_is_unknown(tmp_path: Path) -> 
     """Which of the calls has the gradient cannot be known, nor can that of an operator that is missing."""
     none = [None, None]
     assert linked(tmp_path, [[A, B], [A, B, MORE, B], [A, MORE]]) == [[1, 0], none, none]
+
+
+def test_which_of_two_losses_a_backward_is_of_is_not_guessed(tmp_path: Path) -> None:
+    """Both are computed ahead of their Backwards, and a later step has one Backward more."""
+    both = [A, B, A, B, RUN_BACKWARD, RUN_BACKWARD]
+    more = [A, MORE, B, A, B, RUN_BACKWARD, RUN_BACKWARD, RUN_BACKWARD]
+    first, other = linked(tmp_path, [both, more])
+    assert first == [1, 0, 3, 2]
+    assert other == [None, None, 4, 3, None, None]
 
 
 def test_calls_of_other_steps_do_not_count(tmp_path: Path) -> None:

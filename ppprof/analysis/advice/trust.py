@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import polars as pl
 
@@ -154,8 +156,7 @@ def unlike_steps(evidence: Evidence) -> list[Finding]:
         [float(np.median(each[name].to_numpy())) for name in ("batch_cost_ns", "own_ns")]
         for each in (outside, inside)
     )
-    num = evidence.usual("num_operators")
-    most_ns = MOST_OF_STEP_NS + num * MOST_OF_OPERATOR_NS
+    num, most_ns = evidence.usual("num_operators"), _most_of_recording_ns(evidence)
     if change.low is None or change.high is None or not outside_ns or not inside_ns or not num:
         return []
     is_longer = change.low > 0 and inside_ns - outside_ns > most_ns
@@ -190,6 +191,12 @@ def unlike_steps(evidence: Evidence) -> list[Finding]:
     return evidence.warning("unlike-steps", severity, facts, rows, confidence="likely")
 
 
+def _most_of_recording_ns(evidence: Evidence) -> float:
+    """Return the most time that recording adds to a step; infinite if its operators are unknown."""
+    num = evidence.usual("num_operators")
+    return MOST_OF_STEP_NS + num * MOST_OF_OPERATOR_NS if num else math.inf
+
+
 def profiler_overhead(evidence: Evidence) -> list[Finding]:
     """Report the time that recording takes: as events of the profiler, and as longer steps."""
     return [*_profiler_events(evidence), *_longer_steps(evidence)]
@@ -217,7 +224,10 @@ _OVERHEAD = (
 
 
 def _longer_steps(evidence: Evidence) -> list[Finding]:
-    """Report that steps in windows take clearly longer than steps outside: by `OVERHEAD_MINOR`, and not by chance."""
+    """Report that steps in windows take clearly longer than steps outside: by `OVERHEAD_MINOR`, and not by chance.
+
+    That recording is the cause is only possible where it explains less (`MOST_OF_OPERATOR_NS`): the machine may be slower then.
+    """
     if evidence.recording is None:
         return []
     change, rows = evidence.recording
@@ -243,7 +253,9 @@ def _longer_steps(evidence: Evidence) -> list[Finding]:
         "profile_memory": None if evidence.setting("Profiler.profile_memory") is False else "True",
         "remedy": evidence.remedy("Profiler"),
     }
-    return evidence.warning("profiler-overhead", severity, facts, rows)
+    is_explained = inside_ns - outside_ns <= _most_of_recording_ns(evidence)
+    confidence = "sure" if is_explained else "possible"
+    return evidence.warning("profiler-overhead", severity, facts, rows, confidence)
 
 
 UNFINISHED = "unfinished"

@@ -190,7 +190,8 @@ class OwnLines:
 
 def function_name(code: CodeType) -> str:
     """Return the name of a function; for a comprehension, that of the function around it."""
-    return _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
+    name = _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
+    return _BY_SOT.sub(r"\1", name)
 
 
 _MOST_BYTES = 2 << 20
@@ -200,5 +201,7 @@ _GENERATED = "paddle/to_static_tmp/"
 _OF_TRAINER = re.compile(rf"{INSTALLED.pattern}(?P<shown>(?:{'|'.join(TRAINERS)})/.*)")
 """The path of a file of one of `TRAINERS`, in any environment: a user's packages are in another folder."""
 _COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
+_BY_SOT = re.compile(r"^[#$]+(?:[^@]*@)?(.+)_[0-9a-f]{5}$")
+"""The name of a function that Paddle's SOT has translated, ``#forward_0a3f2``, or of its rest, ``$resume_0@forward_0a3f2``."""
 _INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
 """What a comprehension adds to the name of its function."""

@@ -58,8 +58,8 @@ _PATIENCE_S = 1.0
 _LEAST_SHARE = 0.05
 """Least part of the time of all steps that is worth a sentence at the end."""
 
-_Line = tuple[int, int]
-"""The identity of a code, since hashing one takes long, and the number of a line."""
+_Line = tuple[str, int]
+"""The path of a file, and the number of a line: Paddle's SOT makes several codes of one function."""
 _Path = tuple[_Line, ...]
 """The user's lines of a stack, the outermost first."""
 
@@ -112,8 +112,7 @@ class SlowLines:
         self._last_path: _Path = ()
         self._sampled = 0
         """The thread that ends steps."""
-        self._codes: dict[int, CodeType] = {}
-        """So that identities stay their own."""
+        self._codes: dict[_Line, CodeType] = {}
         self._names: dict[_Line, str] = {}
         self._excess_ns: Counter[str] = Counter()
         """By `SlowLine.line`."""
@@ -159,7 +158,8 @@ class SlowLines:
     def done(self, found: SlowLine, step_ns: int, communication_ns: int) -> SlowLine:
         """Return what `step` has returned for a usual step that a device has done now; nothing if it took as long as others.
 
-        The host waits for the device in some steps only, as for a logged loss: its time in these is no step's.
+        The host waits for the device in some steps only, as for a logged loss, and for earlier steps, too: its time in these is
+        no step's.
 
         Args:
             found: of the step.
@@ -168,7 +168,7 @@ class SlowLines:
         """
         median_ns = self._of_device.median_ns
         self._of_device.add(step_ns)
-        if step_ns <= _SLOW * median_ns:
+        if step_ns <= _SLOW * median_ns or (found.line_ns or 0) > step_ns:
             found = _NOTHING
         self._count(found, step_ns, max(0, step_ns - median_ns), communication_ns)
         return found
@@ -209,7 +209,7 @@ class SlowLines:
             if shares[around] < _LOOP:
                 inner = around[-1], more[around]
             is_sure = len(self._usual) >= _LEAST_USUAL or times[around] >= _LONGER * median_ns
-            if outer is None and shares[around] <= _USUAL and is_sure:
+            if outer is None and self._share_of_line(around[-1]) <= _USUAL and is_sure:
                 outer = around[-1], times[around]
         if inner is None:
             return _NOTHING
@@ -221,9 +221,13 @@ class SlowLines:
         """Return the share of looks in usual steps that have been in a line."""
         return sum(usual[: len(path)] == path for usual in self._usual) / len(self._usual)
 
+    def _share_of_line(self, line: _Line) -> float:
+        """Return the same for a line at any depth: of a recursion, another step may have gone deeper."""
+        return sum(line in usual for usual in self._usual) / len(self._usual)
+
     def _name(self, line: _Line) -> str:
         if line not in self._names:
-            code, number = self._codes[line[0]], line[1]
+            code, number = self._codes[line], line[1]
             file = self._files[code.co_filename][0]
             lines = self._files.lines_of(file) if self._keeps_source else ()
             source = next(iter(lines[number - 1 : number]), "").strip()
@@ -275,9 +279,9 @@ class SlowLines:
     def _path(self) -> _Path:
         path: list[_Line] = []
         for code, line in self._lines():
-            if self._files[code.co_filename][1]:
-                self._codes[id(code)] = code
-                path.append((id(code), line))
+            if line and self._files[code.co_filename][1]:
+                self._codes.setdefault((code.co_filename, line), code)
+                path.append((code.co_filename, line))
         return tuple(reversed(path))
 
     def _lines(self) -> list[tuple[CodeType, int]]:

@@ -2301,6 +2301,9 @@ def test_what_recording_cannot_explain_is_other_work(tmp_path, outside_ms, insid
     found = findings(tmp_path, [steps], step_lines=lines)
     names = [each.rule for each in found if each.rule in ("unlike-steps", "profiler-overhead")]
     assert names == ([rule] if rule else [])
+    for each in found:
+        if each.rule == "profiler-overhead":
+            assert each.confidence == ("sure" if inside_ms - outside_ms <= 101 else "possible")
 
 
 @pytest.mark.parametrize(("waits_us", "is_found"), [(1600, False), (1400, True)])

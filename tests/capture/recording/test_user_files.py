@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture.recording.user_files import UserFiles, raised_at
+from ppprof.capture.recording.user_files import UserFiles, function_name, raised_at
 
 GENERATED = "/home/me/.cache/paddle/to_static_tmp/17/Net_forwardky1eyryk.py"
 SITE = sysconfig.get_path("purelib")
@@ -73,3 +73,21 @@ def test_an_exception_is_at_the_users_innermost_line() -> None:
         r"test_user_files.py:\d+ test_an_exception_is_\w+", raised_at(caught.value, files)
     )
     assert raised_at(ValueError("was never raised"), files) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("forward", "forward"),
+        ("#forward_0a3f2", "forward"),
+        ("$resume_0@forward_0a3f2", "forward"),
+        ("#$resume_0@forward_0a3f2", "forward"),
+        ("layer_00001", "layer_00001"),
+    ],
+)
+def test_a_function_that_sot_has_translated_has_its_own_name(name: str, shown: str) -> None:
+    code = test_a_function_that_sot_has_translated_has_its_own_name.__code__
+    translated = code.replace(co_name=name)
+    if hasattr(code, "co_qualname"):
+        translated = translated.replace(co_qualname=name)
+    assert function_name(translated) == shown

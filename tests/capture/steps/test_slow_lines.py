@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture.parts import StepsPart
+from ppprof.capture.parts import FinishedStep, StepsPart
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
@@ -20,6 +21,7 @@ from ppprof.capture.steps import slow_lines
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.slow_lines import SlowLine, SlowLines
 from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.steps.timer import StepCost
 from tests.fixtures.run_files import run_file
 
 MS = 1_000_000
@@ -108,13 +110,52 @@ def test_a_host_that_waits_for_its_device_now_and_then_is_not_slow(training: Tra
     training.spend(910)
     found = lines.step(None, is_usual=True)
     assert found.line is not None
-    assert lines.done(found, 400 * MS, 0) == found
-    assert lines.summary() == ""  # 3% of the time
-    for _ in range(3):
-        assert lines.done(found, 400 * MS, 0) == found
+    assert lines.done(found, 900 * MS, 0) == (None, None, None)  # it has waited for earlier steps
+    assert lines.done(found, 1000 * MS, 0) == found
     assert lines.summary() == (
-        f"outside windows, 4 slow steps spent 1.2 s (10.8% of the time) in {found.line}"
+        f"outside windows, 1 slow step spent 900 ms (7.9% of the time) in {found.line}"
     )
+
+
+def test_a_step_whose_device_is_known_at_once_is_judged_by_the_device(tmp_path: Path) -> None:
+    called: list[tuple[str, int | None]] = []
+
+    class Noting(SlowLines):
+        def step(
+            self, step_ns: int | None, *, is_usual: bool, communication_ns: int = 0
+        ) -> SlowLine:
+            called.append(("step", step_ns))
+            return SlowLine("train.py:40", None, 5)
+
+        def done(self, found: SlowLine, step_ns: int, communication_ns: int) -> SlowLine:
+            called.append((f"done {found.line}", step_ns))
+            return SlowLine()
+
+    file = run_file(tmp_path / "rank_00000.jsonl")
+    lines = Noting(UserFiles(tmp_path), lambda: False)
+    steps = StepsPart(PerfSummary(), StepLog(file), slow_lines=lines)
+    step = FinishedStep(3, 100, *[None] * 6, 0, False, None, 0, True)
+    steps.on_step(step)
+    steps.on_step(step._replace(batch_cost_ns=None, device_timed=None))
+    steps.on_cost(StepCost(200, device_timed=True))
+    steps.on_step(step._replace(device_timed=False))
+    assert called == [
+        *[("step", None), ("done train.py:40", 100)],
+        *[("step", None), ("done train.py:40", 200)],
+        ("step", 100),
+    ]
+
+
+def test_a_line_of_a_recursion_that_goes_deeper_is_one_of_all_steps(training: Training) -> None:
+    def encode(depth: int, time_ms: int) -> None:
+        training.spend(time_ms)
+        if depth:
+            encode(depth - 1, time_ms)
+
+    for depth, time_ms in [*[(2, 20)] * 20, (6, 60)]:
+        found = training.step(functools.partial(encode, depth, time_ms))
+    assert found.line is None
+    assert found.inner_line is not None
 
 
 def test_a_rank_that_waits_for_others_in_slow_steps_is_not_in_the_summary(
