@@ -24,6 +24,16 @@ NUM = 9
 FOLDER = Path(__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a search is limited, and a process that has run thousands of tests has many objects."""
+    from ppprof.capture.recording import holders, reached_tensors
+
+    monkeypatch.setattr(holders, "_MOST_OBJECTS", 100_000_000)
+    for module in (holders, reached_tensors):
+        monkeypatch.setattr(module, "_MOST_SECONDS", 60.0)
+
+
 class Trainer:
     """Keeps what it is given."""
 
